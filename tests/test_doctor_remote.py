@@ -17,8 +17,10 @@ from gdsdata.doctor import __main__ as program
 from gdsdata.doctor import url_checks, url_probes
 from gdsdata.doctor.evidence import RecordedHost
 from gdsdata.doctor.place import Place
+from gdsdata.errors import IoError
 from gdsdata.io import engine
 from gdsdata.storage import stores
+from gdsdata.storage.stores.s3 import S3Store
 
 MIB = 2**20
 NAMES = [check.__name__ for checks in doctor.URL_CHECKS.values() for check in checks]
@@ -76,12 +78,25 @@ def test_a_server_that_works_has_no_no(faults):
     assert "us-east-1" in found["region"].evidence
 
 
-def test_a_real_server_is_read(seaweedfs, monkeypatch):
-    use(monkeypatch, seaweedfs.environment())
-    found = answers(seaweedfs.put("doctor/x.bin", bytes(MIB)))
-    assert {one.name for one in found.values() if one.answer == "no"} == set()
-    assert "SeaweedFS" in found["one_range"].evidence and "within 2 s" in found["clock"].evidence
+@pytest.mark.parametrize(
+    ("name", "kind", "by"),
+    [("seaweedfs", "Keys", "SeaweedFS"), ("rclone", "Keys", "AmazonS3"), ("azurite", "SharedAccess", "Azurite")],
+)
+def test_a_real_server_is_read(request, monkeypatch, name, kind, by):
+    server = request.getfixturevalue(name)
+    use(monkeypatch, server.environment())
+    found = answers(server.put("doctor/x.bin", bytes(MIB)))
+    assert [one for one in found.values() if one.answer == "no"] == []
+    assert by in found["one_range"].evidence and "2 s" in found["clock"].evidence
+    assert found["credentials"].evidence.startswith(f"{kind}, from A")
     assert found["throughput"].answer == "yes"
+
+
+def test_a_server_of_gcs_is_read(gcs, monkeypatch):
+    use(monkeypatch, gcs.environment())
+    found = answers(gcs.put("doctor/x.bin", bytes(MIB)))
+    assert [one for one in found.values() if one.answer == "no"] == []
+    assert "STORAGE_EMULATOR_HOST" in found["credentials"].evidence
 
 
 def test_of_a_folder_and_a_glob_the_largest_object_is_read(faults):
@@ -125,7 +140,15 @@ def test_a_server_that_throttles_is_named(faults):
     faults.plan = Plan(seed=1, share=0.5, kinds=("status_503",), in_a_row=None)
     row = url_probes._Step(way, first.total_bytes, 2**18).run(2)
     assert 0 < row["throttled"] < row["requests"] and row["gb_per_s"] > 0 and row["failed"] == 0
-    sound = {"status": 206, "bytes": 1, "total_bytes": 9, "content_range": "bytes 0-0/9", "tag": "x", "took_s": 0}
+    sound = {
+        "status": 206,
+        "bytes": 1,
+        "length": 1,
+        "total_bytes": 9,
+        "content_range": "bytes 0-0/9",
+        "tag": "x",
+        "took_s": 0,
+    }
     evidence = {"one_range": {**sound, "server": "", "request_id": ""}, "throughput": {"rows": [row]}}
     found = url_checks.throughput(_Evidence(evidence), Place("s3://bucket/x"))
     assert found.answer == "no" and f"throttled {row['throttled']} of" in found.evidence
@@ -137,7 +160,7 @@ class _Evidence(RecordedHost):
 
     def __init__(self, probes):
         super().__init__("/nonexistent")
-        self.probes = probes
+        self.probes = {"dns": {"host": "x"}, **probes}
 
     def probe(self, name, path=""):
         return self.probes.get(name)
@@ -335,3 +358,19 @@ def test_a_bucket_in_another_region_is_named():
     evidence = _Evidence({"one_range": {"region": "eu-west-1"}, "region": said})
     found = url_checks.region(evidence, Place("s3://bucket/x"))
     assert found.answer == "no" and "AWS_REGION=eu-west-1" in found.remedy
+
+
+def test_a_server_that_is_not_known_is_asked_for_once(monkeypatch):
+    asked = []
+
+    def refuse(self):
+        asked.append(self.bucket)
+        raise IoError(5, "s3://bucket: no region was found. Check DNS.", "s3://bucket")
+
+    monkeypatch.setattr(S3Store, "_asked_region", refuse)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "ID")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "SECRET")
+    found = answers("s3://bucket/x.bin")
+    assert asked == ["bucket"] and found["dns"].answer == found["one_range"].answer == "no"
+    assert "no region was found" in found["dns"].evidence and found["dns"].remedy == "Check DNS."
+    assert {found[name].answer for name in ("proxy", "tls", "region", "clock")} == {"unknown"}

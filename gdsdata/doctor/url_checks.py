@@ -37,6 +37,8 @@ def libcurl(host: Host, place: Place) -> Answer:
 @check("no proxy on the way")
 def proxy(host: Host, place: Place) -> Answer:
     """Look for a proxy in the environment, as libcurl does."""
+    if _lack_of_address(host, place):
+        return unknown("the server's name is not known")
     found = host.probe("proxy", place.path) or {}
     if "proxy" not in found:
         return unknown(found.get("error", "it was not looked for"))
@@ -79,7 +81,8 @@ def dns(host: Host, place: Place) -> Answer:
     found = host.probe("dns", place.path) or {}
     if "addresses" not in found:
         if "host" not in found:
-            return unknown(found.get("error", "it was not asked for"))
+            reason, _, remedy = _lack_of_address(host, place).partition(". ")
+            return no(reason, remedy or "set the region: AWS_REGION")
         remedy = "check the URL, endpoint_url and region; then /etc/resolv.conf and the VPN"
         return no(f"{found['host']}: {found['error']}", remedy)
     addresses = found["addresses"]
@@ -90,6 +93,8 @@ def dns(host: Host, place: Place) -> Answer:
 @check("TLS, certificate accepted")
 def tls(host: Host, place: Place) -> Answer:
     """Check the certificate with the authorities that the engine's client trusts."""
+    if _lack_of_address(host, place):
+        return unknown("the server's name is not known")
     found = host.probe("tls", place.path) or {}
     if found.get("plain"):
         return unknown(
@@ -154,6 +159,8 @@ def region(host: Host, place: Place) -> Answer:
     """Compare the bucket's region with the one that the environment names."""
     if place.path.partition(":")[0] != "s3":
         return unknown("only S3 says in which region a bucket is")
+    if _lack_of_address(host, place):
+        return unknown("the server's name is not known")
     answered = _range(host, place).get("region")
     found = host.probe("region", place.path) or {}
     used, named = found.get("region"), found.get("named")
@@ -179,17 +186,18 @@ def one_range(host: Host, place: Place) -> Answer:
     who = f"{by}, request id {found['request_id']}" if found["request_id"] else by
     if status == 416:
         return no(f"416, {who}", "the object is empty: name another one")
-    if status == 200:
-        return no(
-            f"200 with the whole object, {who}", "use a server that serves ranges: each sample would be a download"
-        )
-    if status != 206:
+    if status not in (200, 206):
         return no(f"{status}{f' {said}' if said else ''}, {who}", found["remedy"])
-    expected = f"bytes 0-{found['bytes'] - 1}/{found['total_bytes']}"
-    if found["content_range"] != expected or not found["bytes"]:
-        wrong = f"206 with {found['bytes']} bytes, but Content-Range {found['content_range'] or 'is missing'}"
+    count, total = found["bytes"], found["total_bytes"]
+    if status == 200 and found["length"] > count:
+        return no(f"200 with the whole object, {who}", "use a server that serves ranges")
+    expected = f"bytes 0-{count - 1}/{total}"
+    if found["content_range"] not in ("", expected) or found["length"] != count or not count:
+        wrong = f"{status} with {count} bytes, and Content-Range {found['content_range'] or 'is missing'}"
         return no(f"{wrong}, {who}", "look for a cache or a proxy that answers wrongly")
-    said = f"206, {expected}, ETag {found['tag'] or 'missing'}, {1000 * found['took_s']:.0f} ms, {who}"
+    said = f"{status}, {expected}, ETag {found['tag'] or 'missing'}, {1000 * found['took_s']:.0f} ms, {who}"
+    if not found["content_range"]:
+        return yes(said, "without Content-Range, only the number of bytes is checked")
     if not found["tag"]:
         return yes(said, "without an ETag, an object that is replaced may not be noticed")
     return yes(said)
@@ -235,7 +243,18 @@ def throughput(host: Host, place: Place) -> Answer:
 
 
 def _range(host: Host, place: Place) -> dict[str, Any]:
+    if lack := _lack_of_address(host, place):
+        return {"error": lack}
     return host.probe("one_range", place.path) or {}
+
+
+def _lack_of_address(host: Host, place: Place) -> str:
+    """Return why the server is not known, or "".
+
+    Without a region, S3 has to be asked for it. That takes its time, and is done once.
+    """
+    found = host.probe("dns", place.path) or {}
+    return "" if "host" in found else found.get("error", "the server was not looked for")
 
 
 def _day(when_s: float) -> str:

@@ -44,7 +44,7 @@ _MOVED = (301, 302, 303, 307, 308)
 # As csrc/backend/curl_api.cpp and http_reactor.cpp have them.
 _LIBRARIES = ("libcurl.so.4", "libcurl-gnutls.so.4", "libcurl-nss.so.4", "libcurl.so")
 _CERTIFICATES = ("SSL_CERT_FILE", "AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
-_THROTTLED = (429, 503)
+_READ, _THROTTLED = (200, 206), (429, 503)
 
 
 def libcurl(url: str) -> dict[str, Any]:
@@ -191,7 +191,7 @@ def cache(folder: str) -> dict[str, Any]:
 def throughput(url: str) -> dict[str, Any]:
     """Read ranges with a growing number of connections, each step for a moment."""
     first, way = _get(url, 0, RANGE_BYTES)
-    if first.status != 206 or first.total_bytes < _LEAST_PIECE_BYTES:
+    if first.total_bytes < _LEAST_PIECE_BYTES:
         return {"bytes": first.total_bytes}
     rows: list[dict[str, Any]] = []
     piece_bytes = min(2**20, first.total_bytes)
@@ -250,11 +250,11 @@ class _Step:
                 said = f"bytes={begin}-{begin + self._piece_bytes - 1}"
                 headers = {**self._way.headers, "range": said}
                 status, _, body = exchange("GET", self._way.url, headers, b"", EXCHANGE_S / 2, self._piece_bytes)
-                count = len(body) if status == 206 else 0
+                count = len(body) if status in _READ and len(body) <= self._piece_bytes else 0
             with self._lock:
                 self._requests, self._bytes = self._requests + 1, self._bytes + count
                 self._throttled += status in _THROTTLED
-                self._failed += status != 206 and status not in _THROTTLED
+                self._failed += not count and status not in _THROTTLED
 
 
 # --- one request ------------------------------------------------------------------------------------------------------
@@ -267,6 +267,8 @@ class _Answer:
     Attributes:
         status: 0 if there was no answer.
         said: reason and request id of a refusal, or why there was no answer.
+        bytes: of the body that were taken: one more than asked for, if there are more.
+        length: of the body, as its header says.
         at_s: this machine's time in the middle of the request.
     """
 
@@ -274,6 +276,7 @@ class _Answer:
     said: str = ""
     remedy: str = ""
     bytes: int = 0
+    length: int = 0
     total_bytes: int = 0
     content_range: str = ""
     tag: str = ""
@@ -310,12 +313,16 @@ def _get(url: str, begin: int, end: int) -> tuple[_Answer, _Way]:
         way = _Way(target, way.headers if is_same_host else {})
     refusal = failures.refusal_of(status, found, body)
     reason = " ".join(filter(None, [refusal.code, refusal.message and f'"{refusal.message}"']))
-    total = found.get("content-range", "").rpartition("/")[2]
+    total, length = found.get("content-range", "").rpartition("/")[2], found.get("content-length", "")
+    if status in _READ and not total:  # rclone answers a range so, with its bytes alone
+        with contextlib.suppress(OSError):
+            total = str(store.head(location.key).size_bytes)
     answer = _Answer(
         status=status,
         said=reason if status >= 300 else "",
         remedy=failures.remedy_of(refusal) if status >= 300 else "",
         bytes=len(body),
+        length=int(length) if length.isdecimal() and len(length) < 19 else 0,
         total_bytes=int(total) if total.isdecimal() and len(total) < 19 else 0,
         content_range=found.get("content-range", ""),
         tag=found.get("etag", ""),
