@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gdsdata.errors import EngineClosed
-from gdsdata.io.engine import endings_of, table_of_one
+from gdsdata.io.engine import endings_of, is_remote, table_of_one
 
 # This many of the files read last stay open: to open and map one takes longer than a small read.
 _KEPT_FILES = 8
@@ -104,18 +104,25 @@ class ReadCalls:
             if self._is_closed:
                 raise EngineClosed("this Engine was closed; make another one")
             future = _Reading(f"Read of {into.nbytes} bytes from offset {offset} of '{path}'")
-            call = _Call(future, self._table_of(path), into, offset, before, is_background)
+            try:
+                table = self._table_of(path)
+            except Exception as error:  # of an object's store
+                future.set_exception(error)
+                return future
+            call = _Call(future, table, into, offset, before, is_background)
             self._waiting.append(call)
             self._begin_some()
         return call.future
 
     def _table_of(self, path: str) -> Any:
         """Return the kept table if the file of that name is still the same, or a new one."""
-        try:
-            status = os.stat(path)
-        except OSError:
-            return table_of_one(path)
-        seen = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+        seen: tuple[int, ...] = ()  # of an object: one version is read, by one request for its size
+        if not is_remote(path):
+            try:
+                status = os.stat(path)
+            except OSError:
+                return table_of_one(path)
+            seen = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
         kept = self._kept.pop(path, None)
         if kept is None or kept[0] != seen:
             kept = seen, table_of_one(path)

@@ -20,6 +20,7 @@ import torch
 from gdsdata import torch_private
 from gdsdata.errors import BackendUnavailable
 from gdsdata.io import program_end  # noqa: F401 (registers its exit handler first, so that it is called last)
+from gdsdata.io.dlpack_types import DLPACK_TYPES
 from gdsdata.io.memory_budget import available_bytes, share_bytes
 from gdsdata.io.options import EngineOptions
 
@@ -70,22 +71,6 @@ noted_fallbacks = _engine.noted_fallbacks
 cufile_dma_is_possible = _engine.cufile_dma_is_possible
 prefer_huge_pages = _engine.prefer_huge_pages
 
-# DLPack's types (dlpack.h): a code, the bits of an element, and how many elements torch counts as
-# one. The codes are 0 int, 1 uint, 2 float, 4 bfloat, 5 complex, 6 bool; small floats have others.
-_DLPACK_TYPES = {
-    **{getattr(torch, f"int{bits}"): (0, bits, 1) for bits in (8, 16, 32, 64)},
-    **{getattr(torch, f"uint{bits}"): (1, bits, 1) for bits in (8, 16, 32, 64)},
-    **{getattr(torch, f"float{bits}"): (2, bits, 1) for bits in (16, 32, 64)},
-    **{getattr(torch, f"complex{bits}"): (5, bits, 1) for bits in (64, 128)},
-    torch.bfloat16: (4, 16, 1),
-    torch.bool: (6, 8, 1),
-    torch.float8_e4m3fn: (10, 8, 1),
-    torch.float8_e4m3fnuz: (11, 8, 1),
-    torch.float8_e5m2: (12, 8, 1),
-    torch.float8_e5m2fnuz: (13, 8, 1),
-    torch.float8_e8m0fnu: (14, 8, 1),
-    torch.float4_e2m1fn_x2: (17, 4, 2),
-}
 # Well below the system's limit of 65530 mappings a process, because the program needs some too.
 _MOST_MAPPED_FILES = 30_000
 # If a process may take less memory than this, each worker has little bounce memory: the usual 64
@@ -322,8 +307,15 @@ def _reachable(files: _engine.FileTable) -> _engine.FileTable:
 
 
 def table_of_one(path: str) -> _engine.FileTable:
-    """Return a table of one file, which is opened when it is first read."""
+    """Return a table of one file, which is opened late, or of an object's newest version."""
+    if is_remote(path):
+        return importlib.import_module(".remote_access", __package__).table_of(path)
     return _engine.FileTable(path)
+
+
+def is_remote(path: str) -> bool:
+    """Return whether a path is the URL of an object."""
+    return "://" in path and _engine.FileTable(path).has_remote
 
 
 def endings_of(engine: _engine.Engine, thread: threading.Thread) -> _engine.Endings:
@@ -415,7 +407,7 @@ def make_batches(
         sample_bytes=sample.bytes,
         batch_samples=batch_samples,
         conversion=conversion,
-        type=_DLPACK_TYPES[dtype],
+        type=DLPACK_TYPES[dtype],
         sample_shape=list(sample.shape),
         sample_strides=strides if sample.fortran_order else strides[::-1],
         stall_timeout_s=stall_timeout_s,

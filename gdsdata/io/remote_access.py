@@ -65,6 +65,18 @@ def use_cache(folder: str | None, most_bytes: int | None) -> None:
     _folder = folder
 
 
+def table_of(url: str) -> engine.FileTable:
+    """Return a table of the newest version of an object, which the store is asked for.
+
+    Raises:
+        FileNotFoundError, PermissionError, IoError: as the store raises them.
+    """
+    objects = importlib.import_module(".storage.objects", "gdsdata")
+    objects.renew(url)
+    identity = objects.identity_of(url)
+    return engine.table_of([url], [(identity.size_bytes, identity.version)], [None])
+
+
 def _answer(stores: object) -> None:
     while not _ends.is_set():
         for wanted in engine.take_access_requests(_MOST_AT_ONCE, _PATIENCE_S):

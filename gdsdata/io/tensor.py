@@ -9,13 +9,22 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import torch
 
 from gdsdata import torch_private
 from gdsdata.errors import EngineClosed
 from gdsdata.io.calibration import calibrated
 from gdsdata.io.calls import ReadCalls
-from gdsdata.io.engine import kept_engine, reaches, resolved, shared_engine, stream_of
+from gdsdata.io.engine import (
+    is_remote,
+    kept_engine,
+    reaches,
+    resolved,
+    shared_engine,
+    stream_of,
+    table_of_one,
+)
 from gdsdata.io.new_memory import new_storage
 from gdsdata.io.options import EngineOptions
 
@@ -67,7 +76,9 @@ class Engine:
     ) -> Future[torch.Tensor]:
         """Read ``into.nbytes`` bytes of ``path``, from ``offset`` on, into ``into``.
 
-        The future's result is ``into``. ``offset`` is in bytes, and needs no alignment.
+        The future's result is ``into``. ``offset`` is in bytes, and needs no alignment. ``path``
+        may be a URL. The first read of it asks the server for the object's size, and later ones
+        read that version of it.
 
         Raises:
             ValueError: ``into`` is not contiguous or has no plain memory; a negative offset.
@@ -75,7 +86,7 @@ class Engine:
             EngineClosed: after `close`.
         And from the future:
             FileNotFoundError, IoError: the file cannot be opened or read.
-            CorruptData: the file ends before the tensor does.
+            CorruptData: the file ends before the tensor does, or an object was replaced.
             DeviceError: the GPU's driver refused.
         """
         _check_plain(into, "read into")
@@ -167,7 +178,7 @@ def read_tensor(
     """Read a tensor's bytes (native byte order, contiguous) from ``path``.
 
     Args:
-        path: of the file.
+        path: of the file, or the URL of an object, which is read in its newest version.
         dtype, shape: of the tensor; they say how many bytes are read.
         offset: in bytes; needs no alignment.
         device: of the result. None: the CPU.
@@ -224,7 +235,7 @@ def write_tensor(
             or its folder is not writable.
         IoError: the file cannot be written, or the disk is full. A file that was to be replaced is
             untouched.
-        ValueError: a negative offset, or a tensor without plain memory (sparse, meta).
+        ValueError: a negative offset, a tensor without plain memory (sparse, meta), or a URL.
         StallError: nothing has moved for ``options.stall_timeout_s``.
         TypeError: ``tensor`` is no tensor.
     """
@@ -246,7 +257,14 @@ def _read(
     background: bool,
     stall_timeout_s: float,
 ) -> torch.Tensor:
-    engine.read(path, offset, tensor, before, background, stall_timeout_s)
+    if not is_remote(path):
+        engine.read(path, offset, tensor, before, background, stall_timeout_s)
+        return tensor
+    table, no_place = table_of_one(path), np.zeros(1, np.int64)
+    extent = np.array([offset], np.int64), np.array([tensor.nbytes], np.int64)
+    engine.read_many(
+        table, np.zeros(1, np.int32), *extent, tensor, no_place, False, before, background, stall_timeout_s
+    )
     return tensor
 
 
@@ -259,6 +277,8 @@ def _write(
     background: bool,
     stall_timeout_s: float,
 ) -> None:
+    if is_remote(path):
+        raise ValueError(f"{path}: an object is written whole, not in parts: use gdsdata.save(tensor, {path!r})")
     makes_whole_file = os.path.getsize(path) <= tensor.nbytes if os.path.isfile(path) else not os.path.exists(path)
     if offset == 0 and makes_whole_file:
         engine.write_whole(path, tensor, before, background, stall_timeout_s)
