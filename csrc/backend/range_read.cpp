@@ -15,6 +15,8 @@ constexpr unsigned kMostIdleAttempts = 12;
 // An access that expires on its way is renewed so often without a byte. One that is refused may
 // have been withdrawn, and is renewed once.
 constexpr unsigned kMostRenewals = 3;
+// Signatures have the time in seconds, so within one of them the next is the same.
+constexpr std::chrono::milliseconds kNextSignature{1000};
 // Past the deadline, a response goes on if it has so many bytes in each stall_timeout.
 constexpr uint64_t kLeastProgressBytes = 64 << 10;
 // The beginning of a refusal's body, which names the reason.
@@ -248,14 +250,14 @@ void RangeRead::attempt_ended(Attempt& attempt, Verdict verdict) {
 void RangeRead::retry(const Verdict& verdict) {
   using Action = Verdict::Action;
   ++idle_attempts_;
+  auto pause = verdict.action == Action::kRetrySigned ? std::chrono::milliseconds(0) : backoff(verdict);
   const bool is_throttled = verdict.action == Action::kRetryThrottled;
   bool again = verdict.action == Action::kRetry || is_throttled;
   if (verdict.action == Action::kRetrySigned && accesses_dropped_ < (verdict.is_expired ? kMostRenewals : 1)) {
-    ++accesses_dropped_;
+    if (++accesses_dropped_ > 1) pause = kNextSignature;
     again = true;
     object_->drop_access(access_.get());
   }
-  const auto pause = verdict.action == Action::kRetrySigned ? std::chrono::milliseconds(0) : backoff(verdict);
   const bool is_hopeless = idle_attempts_ >= kMostIdleAttempts && !is_throttled;
   if (!again || is_hopeless || Clock::now() + pause >= deadline_) {
     Verdict last = verdict;

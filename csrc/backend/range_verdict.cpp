@@ -178,7 +178,8 @@ Verdict judge_failure(const HttpEnd& end) {
               EHOSTUNREACH};
     case CurlApi::kTimeout:
       return {Action::kRetry, end.reason, ErrorCode::kIo, ETIMEDOUT};
-    case CurlApi::kUnsupportedProtocol:
+    case CurlApi::kUnsupportedProtocol:  // of a damaged status line, too
+      return {Action::kRetry, end.reason, ErrorCode::kIo, EPROTO};
     case CurlApi::kMalformedUrl:
     case CurlApi::kTooManyRedirects:
       return {Action::kFail, end.reason, ErrorCode::kIo, EINVAL};

@@ -344,11 +344,11 @@ TEST_F(RangeReading, OfTwoAnswersOneIsDelivered) {
 TEST_F(RangeReading, ASlowResponseGoesOnPastTheDeadlineWhileItMakesProgress) {
   HttpOptions options = quick();
   options.deadline = 200ms;
-  options.stall_timeout = 500ms;
+  options.stall_timeout = 2s;
   serve(
       [](const RangeServer& server, const Asked& asked) {
         Answer answer = server.usual(asked);
-        answer.between = 3ms;  // 200 chunks of 1000 bytes: more than 64 KiB in each 500 ms
+        answer.between = 3ms;  // 200 chunks of 1000 bytes: more than 64 KiB in each 2 s
         return answer;
       },
       options);

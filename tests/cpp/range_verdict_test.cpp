@@ -228,13 +228,14 @@ TEST(RangeVerdict, WithoutAVersionTheFirstResponseSaysWhichOneIsRight) {
 }
 
 TEST(RangeVerdict, FailuresOfConnectionsAreTriedAgainAndThoseOfTrustAreNot) {
-  for (const int code : {CurlApi::kNotConnected, CurlApi::kReceiveError, CurlApi::kPartial, CurlApi::kGotNothing,
-                         CurlApi::kNoAddress, CurlApi::kTlsConnect, CurlApi::kTimeout, CurlApi::kWeirdReply}) {
+  for (const int code :
+       {CurlApi::kNotConnected, CurlApi::kReceiveError, CurlApi::kPartial, CurlApi::kGotNothing, CurlApi::kNoAddress,
+        CurlApi::kTlsConnect, CurlApi::kTimeout, CurlApi::kWeirdReply, CurlApi::kUnsupportedProtocol}) {
     EXPECT_EQ(judge_failure({code, "why", 0}).action, Action::kRetry) << code;
     EXPECT_NE(judge_failure({code, "why", 0}).system_errno, 0) << code;
   }
   for (const int code : {CurlApi::kCertificateRefused, CurlApi::kBadCertificateFile, CurlApi::kMalformedUrl,
-                         CurlApi::kUnsupportedProtocol, CurlApi::kTooManyRedirects}) {
+                         CurlApi::kTooManyRedirects}) {
     EXPECT_EQ(judge_failure({code, "why", 0}).action, Action::kFail) << code;
   }
   EXPECT_NE(judge_failure({CurlApi::kCertificateRefused, "why", 0}).reason.find("SSL_CERT_FILE"), std::string::npos);
