@@ -166,7 +166,7 @@ def fails(server, kind, count):
             assert number is None or error.errno == number
             assert SECRET not in str(error) and "X-Amz" not in str(error)
             if expected is not FileNotFoundError:
-                # Of the blocks that the range lies in, if they are cached.
+                # If they are cached, it is about the blocks that the range lies in.
                 assert error.offset < offset + length and offset < error.offset + error.length
 
     read_until_faults(server, kind, count, check)
