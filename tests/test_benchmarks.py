@@ -84,3 +84,20 @@ def test_a_training_loop_says_how_idle_its_device_is(tmp_path):
         batches_per_s, alone_ms, idle, slower = rows[name]
         assert figure(batches_per_s) > 0 and figure(alone_ms) > 0 and figure(slower.rstrip("x ")) > 0, rows[name]
         assert figure(idle.split()[0]) < 100
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_server_that_is_far_is_used_at_its_rate_and_training_does_not_wait():
+    paths = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
+    ran = subprocess.run(
+        [sys.executable, BENCHMARKS / "far_network.py", "--connections", "4", "--mib", "512", "--steps", "200"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert ran.returncode == 0, ran.stderr
+    read, train = ran.stdout.splitlines()
+    assert float(read.split()[1]) >= 0.8, ran.stdout
+    assert float(train.split()[2].rstrip("%")) < 1.0, ran.stdout

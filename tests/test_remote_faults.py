@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import MIB, descriptors, eventually, start_script
+from helpers import MIB, descriptors, eventually, exit_code_of_fork, start_script
 from servers.fault_kinds import Plan
 from servers.faults import FaultServer
 
@@ -230,27 +230,35 @@ def test_no_log_has_a_secret(server, caplog):
     assert SECRET not in caplog.text and "Signature=" not in caplog.text
 
 
-# ------------------------------------------------------------------------------------------- killed
+# ------------------------------------------------------------------------------------------- processes
 
-FILL = """
+REACHES = """
 import sys
+import time
 import numpy as np
 from gdsdata import _engine
 from gdsdata.storage import objects, ranges, stores
 from gdsdata.storage.secret import Keys
 endpoint, cache, size, etag, seed = sys.argv[1:]
+url, identity = "s3://bucket/made.bin", objects.Identity(int(size), etag)
 stores.configure("s3", endpoint_url=endpoint, region="us-east-1",
                  credentials=Keys(access_key_id="gdsdata", secret_access_key="a-secret-of-tests"))
-_engine.use_cache(cache, 2**30, 64 << 10)
-identity = objects.Identity(int(size), etag)
+_engine.use_cache(cache or None, 2**30, 64 << 10)
+"""
+FILL = """
 order = np.random.default_rng(int(seed)).permutation(int(size) // (256 << 10))
 print("reads", flush=True)
 for first in range(0, len(order), 8):
-    begun = [ranges.Begun(ranges.table_of("s3://bucket/made.bin", identity), int(i) * (256 << 10), 256 << 10)
-             for i in order[first : first + 8]]
+    some = order[first : first + 8].tolist()
+    begun = [ranges.Begun(ranges.table_of(url, identity), i * (256 << 10), 256 << 10) for i in some]
     for one in begun:
         one.result()
-print("complete", flush=True)
+"""
+END = """
+begun = [ranges.Begun(ranges.table_of(url, identity), i * 1000, 1000) for i in range(32)]
+while not _engine.http_statistics()["requests"]:
+    time.sleep(0.01)
+print("reads", flush=True)
 """
 
 
@@ -261,7 +269,7 @@ def killed_and_right(server, folder: Path, times: int):
     kills = verified = 0
     for seed in range(times):
         cache = str(folder / f"cache-{verified}")
-        filling = start_script(FILL, server.endpoint_url, cache, SIZE, etag, seed)
+        filling = start_script(REACHES + FILL, server.endpoint_url, cache, SIZE, etag, seed)
         assert filling.stdout.readline() == "reads\n"
         time.sleep(draw.uniform(0, 0.25))
         filling.send_signal(signal.SIGKILL)
@@ -296,3 +304,29 @@ def test_50_processes_that_are_killed_while_they_fill_the_cache_leave_right_byte
         killed_and_right(server, tmp_path, 50)
     finally:
         _engine.use_cache(None, 0, 0)
+
+
+@pytest.mark.usefixtures("quick_programs")
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_program_ends_in_silence_and_soon_while_requests_are_in_flight(server, tmp_path, cached):
+    server.plan = Plan(share=1.0, kinds=("silence",), in_a_row=None)
+    etag = server.content_.objects[f"{server.bucket}/made.bin"].etag
+    cache = str(tmp_path) if cached else ""
+    with start_script(REACHES + END, server.endpoint_url, cache, SIZE, etag, 0) as program:
+        assert program.stdout.readline() == "reads\n"
+        assert (program.wait(30), program.stderr.read()) == (0, "")
+
+
+def test_a_forked_child_reads_by_a_client_of_its_own(server, cache):
+    assert begin(server, 0, 1000).result() == server.content("made.bin", 0, 1000)
+    server.plan = Plan(share=1.0, kinds=("silence",), in_a_row=1)
+    begun = begin(server, 3 * MIB, 1000)  # the parent's request is in flight
+    assert eventually(lambda: server.counts()["faults"])
+    server.plan = Plan()
+    expected = server.content("made.bin", MIB, MIB)
+
+    def read():
+        assert begin(server, MIB, MIB).result() == expected
+
+    assert exit_code_of_fork(read, 30) == 0
+    assert begun.result() == server.content("made.bin", 3 * MIB, 1000)
