@@ -75,9 +75,9 @@ def read_share(prefix: str, link: Link, size: int) -> float:
     url = f"{prefix}/{size}/read.bin"
     [identity] = objects.identities([url])
     table = ranges.table_of(url, identity)
-    ranges.Begun(table, 0, MIB).result()  # threads, access and a connection are made
+    ranges.BegunRange(table, 0, MIB).result()  # threads, access and a connection are made
     started = time.perf_counter()
-    ranges.Begun(table, 0, size).result()
+    ranges.BegunRange(table, 0, size).result()
     return size / (time.perf_counter() - started) / link.bytes_per_s
 
 

@@ -76,7 +76,7 @@ def cache(request, tmp_path):
 
 def begin(server, offset, length, key="made.bin"):
     identity = objects.Identity(SIZE, server.content_.objects[f"{server.bucket}/{key}"].etag)
-    return ranges.Begun(ranges.table_of(server.url(key), identity), offset, length)
+    return ranges.BegunRange(ranges.table_of(server.url(key), identity), offset, length)
 
 
 def some_ranges(seed, count):
@@ -240,6 +240,7 @@ from gdsdata import _engine
 from gdsdata.storage import objects, ranges, stores
 from gdsdata.storage.secret import Keys
 endpoint, cache, size, etag, seed = sys.argv[1:]
+MIB = 2**20
 url, identity = "s3://bucket/made.bin", objects.Identity(int(size), etag)
 stores.configure("s3", endpoint_url=endpoint, region="us-east-1",
                  credentials=Keys(access_key_id="gdsdata", secret_access_key="a-secret-of-tests"))
@@ -250,12 +251,12 @@ order = np.random.default_rng(int(seed)).permutation(int(size) // (256 << 10))
 print("reads", flush=True)
 for first in range(0, len(order), 8):
     some = order[first : first + 8].tolist()
-    begun = [ranges.Begun(ranges.table_of(url, identity), i * (256 << 10), 256 << 10) for i in some]
+    begun = [ranges.BegunRange(ranges.table_of(url, identity), i * (256 << 10), 256 << 10) for i in some]
     for one in begun:
         one.result()
 """
 END = """
-begun = [ranges.Begun(ranges.table_of(url, identity), i * 1000, 1000) for i in range(32)]
+begun = [ranges.BegunRange(ranges.table_of(url, identity), i * MIB, 1000) for i in range(2)]
 while not _engine.http_statistics()["requests"]:
     time.sleep(0.01)
 print("reads", flush=True)

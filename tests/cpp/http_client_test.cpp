@@ -108,11 +108,21 @@ TEST_F(HttpExchange, AResponseIsReturnedWhole) {
   EXPECT_EQ(response.body, server.object());
 }
 
-TEST_F(HttpExchange, AResponseThatIsTooLongIsRefusedWithoutItsQuery) {
+TEST_F(HttpExchange, AResponseThatIsTooLongIsCut) {
   const RangeServer server(random_bytes(100'000, 1));
-  const Error error = error_of([&] { http_exchange(get(server.url("?sig=a-secret")), 50'000, nullptr); });
-  EXPECT_NE(error.message.find("longer than 50000 bytes"), std::string::npos);
-  EXPECT_EQ(error.message.find("secret"), std::string::npos);
+  const HttpResponse response = http_exchange(get(server.url()), 50'000, nullptr);
+  EXPECT_TRUE(std::ranges::equal(response.body, std::span(server.object()).first(50'000)));
+}
+
+TEST_F(HttpExchange, AFailureHasNoQuery) {
+  RangeServer* self = nullptr;
+  RangeServer server(Bytes(1000),
+                     [&](const RangeServer::Asked& asked) { return self->cut(asked, 10, RangeServer::Then::kReset); });
+  self = &server;
+  const Error error = error_of([&] { http_exchange(get(server.url("?sig=a-secret")), 1 << 20, nullptr); });
+  EXPECT_EQ(error.path, server.url());
+  EXPECT_NE(error.message.find("GET " + server.url() + ": "), std::string::npos) << error.message;
+  EXPECT_EQ(error.message.find("secret"), std::string::npos) << error.message;
 }
 
 TEST_F(HttpExchange, ACallerThatIsInterruptedCancelsIt) {
