@@ -82,7 +82,7 @@ class BegunRead {
       : engine_(std::move(engine)),
         pending_(*engine_, std::move(group), std::move(on_end)),
         memory_(std::move(memory)) {}
-  ~BegunRead() { let_go(kPatience); }
+  ~BegunRead() { let_go(interpreter_end.begun ? std::chrono::milliseconds(0) : kPatience); }
   BegunRead(const BegunRead&) = delete;
   BegunRead& operator=(const BegunRead&) = delete;
 
