@@ -32,8 +32,7 @@ size_t reactors_of(const HttpOptions& options) {
 struct Current {
   std::mutex mutex;  // guards the members that follow
   std::shared_ptr<HttpClient> client;
-  // Kept, because a client must not be destroyed by its own thread, which may hold it last.
-  std::vector<std::shared_ptr<HttpClient>> replaced;
+  std::vector<std::weak_ptr<HttpClient>> replaced;  // those that still have requests in flight
   HttpOptions options;
   bool closed = false;
 };
@@ -111,11 +110,26 @@ void HttpClient::stop() {
   for (const auto& shard : shards_) shard->reactor.stop();
 }
 
+namespace {
+
+// A client may be released last by one of its own threads, which cannot wait for itself.
+std::shared_ptr<HttpClient> make_client(const HttpOptions& options) {
+  return {new HttpClient(options), [](HttpClient* last) { std::thread([last] { delete last; }).detach(); }};
+}
+
+void note_replaced(Current& current) {
+  std::erase_if(current.replaced, [](const auto& client) { return client.expired(); });
+  if (current.client != nullptr) current.replaced.push_back(current.client);
+  current.client.reset();
+}
+
+}  // namespace
+
 std::shared_ptr<HttpClient> http_client() {
   Current& current = of_this_process<Current>();
   std::lock_guard lock(current.mutex);
   if (current.closed) throw Failure({ErrorCode::kClosed, "the program ends, and reads no URL any more"});
-  if (current.client == nullptr) current.client = std::make_shared<HttpClient>(current.options);
+  if (current.client == nullptr) current.client = make_client(current.options);
   return current.client;
 }
 
@@ -123,15 +137,17 @@ void configure_http_client(const HttpOptions& options) {
   Current& current = of_this_process<Current>();
   std::lock_guard lock(current.mutex);
   current.options = options;
-  if (current.client != nullptr) current.replaced.push_back(std::move(current.client));
+  note_replaced(current);
 }
 
 void close_http_client() {
   Current& current = of_this_process<Current>();
   std::lock_guard lock(current.mutex);
   current.closed = true;
-  if (current.client != nullptr) current.replaced.push_back(std::move(current.client));
-  for (const auto& client : current.replaced) client->stop();
+  if (current.client != nullptr) current.client->stop();
+  for (const auto& replaced : current.replaced) {
+    if (const auto client = replaced.lock()) client->stop();
+  }
 }
 
 }  // namespace gdsdata

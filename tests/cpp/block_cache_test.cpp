@@ -435,7 +435,8 @@ TEST_F(BlockCacheTest, AKillAtAnyMomentLeavesNoWrongBlock) {
       if (random() % 8 == 0) cache->evict(cache->list().at(0).name);
     }
     counted_again += cache->statistics().used_bytes <= used + kBlock ? 1 : 0;
-    EXPECT_LE(disk_bytes(path_), cache->statistics().used_bytes);
+    // The file system may need one more page for the extents of each file.
+    EXPECT_LE(disk_bytes(path_), cache->statistics().used_bytes + 2 * 4096);
   }
   EXPECT_GT(most_held, 5U);
   EXPECT_EQ(counted_again, 50U);

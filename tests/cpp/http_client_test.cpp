@@ -94,6 +94,7 @@ class HttpExchange : public ::testing::Test {
     if (CurlApi::get() == nullptr) GTEST_SKIP() << CurlApi::refusal();
     configure_http_client({});
   }
+  void TearDown() override { configure_http_client({}); }  // its connections close
   static HttpRequest get(const std::string& url) {
     HttpRequest request;
     request.url = url;

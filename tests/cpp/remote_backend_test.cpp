@@ -35,7 +35,10 @@ class RemoteBackendTest : public ::testing::Test {
     configure_http_client(options);
     local_file_ = File::open_for_reading(folder_.write("local", local_));
   }
-  void TearDown() override { use_cache(nullptr); }
+  void TearDown() override {
+    use_cache(nullptr);
+    configure_http_client({});  // its connections close
+  }
 
   void serve(std::function<Answer(const RangeServer&, const Asked&)> choose) {
     server_ = std::make_unique<RangeServer>(random_bytes(kSize, 28),
