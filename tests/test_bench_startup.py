@@ -285,7 +285,7 @@ NEEDED = {
     *("formats.kept_index", "formats.listing"),
     *("formats.paths", "formats.plan"),
     *("formats.parsers", "formats.parsers.magics"),
-    *("io", "io.engine", "io.memory_budget", "io.options", "io.program_end"),
+    *("io", "io.dlpack_types", "io.engine", "io.memory_budget", "io.options", "io.program_end"),
 }
 
 

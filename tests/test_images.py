@@ -187,7 +187,9 @@ def test_decoding_runs_ahead_on_other_threads_and_no_further_than_prefetch(tmp_p
     time.sleep(0.1)
     assert len(seen) == 28 and threading.current_thread() not in seen
     batches.close()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("gdsdata-")]
+    others = {"gdsdata-access"}  # of the process, once it has read a URL
+    names = {thread.name for thread in threading.enumerate() if thread.name.startswith("gdsdata-")}
+    assert names <= others
 
 
 def test_a_batch_that_is_kept_stays_as_it_is_and_the_memory_of_others_is_used_again(tmp_path):

