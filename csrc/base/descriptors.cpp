@@ -23,6 +23,7 @@ namespace {
 
 // Working storage closes its files within this time. Other parts of the program may never.
 constexpr std::chrono::seconds kPatience{30};
+constexpr std::chrono::milliseconds kPatienceWithoutUsers{100};
 // No event says that a descriptor is free again, so the wait polls.
 constexpr std::chrono::milliseconds kLooksAgain{2};
 // A new process has place for so many (Linux).
@@ -110,14 +111,17 @@ bool is_out_of_descriptors(int system_errno) { return system_errno == EMFILE || 
 
 int open_descriptor(const std::function<int()>& open, WhenTaken when_taken) {
   const auto until = std::chrono::steady_clock::now() + kPatience;
+  const auto unused_until = std::chrono::steady_clock::now() + kPatienceWithoutUsers;
   while (true) {
     const int fd = open();
     if (fd >= 0 || !is_out_of_descriptors(errno)) return fd;
     const int refusal = errno;
     if (caches().make_idle(nullptr, /*closes=*/true)) continue;
-    const bool waits = when_taken == WhenTaken::kWait && caches().has_used_files();
+    // If no file is in use now, those that were have become idle since, or descriptors are free.
+    const bool waits = when_taken == WhenTaken::kWait;
     errno = refusal;
-    if (!waits || std::chrono::steady_clock::now() >= until) return -1;
+    const auto patience_ends = caches().has_used_files() ? until : std::min(until, unused_until);
+    if (!waits || std::chrono::steady_clock::now() >= patience_ends) return -1;
     std::this_thread::sleep_for(kLooksAgain);
   }
 }
