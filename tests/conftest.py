@@ -8,6 +8,7 @@ timeout(seconds).
 import functools
 import os
 import subprocess
+import sys
 
 import pytest
 from servers.fixtures import azurite, gcs, rclone, seaweedfs  # noqa: F401
@@ -32,6 +33,21 @@ def fake_driver(tmp_path_factory):
     import fake_gpu
 
     return fake_gpu.build(tmp_path_factory.mktemp("fake_driver"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_stores():
+    """Forget the stores, the objects and the cache of a file of tests: they hold for a process."""
+    yield
+    if "gdsdata.storage.settings" not in sys.modules:
+        return
+    from gdsdata.io import remote_access
+    from gdsdata.storage import objects, settings, stores
+
+    for kept in (stores._stores, stores._options, settings._options_of, objects._known, objects._listed):
+        kept.clear()
+    settings._folder_of_derived = None
+    remote_access.use_cache(None, None)
 
 
 @pytest.fixture

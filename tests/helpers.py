@@ -1,6 +1,8 @@
 """Helpers of several test modules: data, the page cache, processes, and a process's resources."""
 
+import contextlib
 import ctypes
+import gc
 import mmap
 import multiprocessing
 import multiprocessing.connection
@@ -11,7 +13,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+import tracemalloc
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -273,6 +276,19 @@ def peak_bytes() -> int:
 
 def reset_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
+
+
+@contextlib.contextmanager
+def few_bytes_of_python(most_bytes: int) -> Iterator[None]:
+    """Assert that Python and NumPy allocate no more than this in the block, in all threads."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        yield
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes <= most_bytes
 
 
 def _status_bytes(field: str) -> int:

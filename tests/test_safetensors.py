@@ -2,12 +2,11 @@
 
 import json
 import struct
-import tracemalloc
 
 import numpy as np
 import pytest
 import torch
-from helpers import grouped
+from helpers import few_bytes_of_python, grouped
 from shard_files import assert_within_files, mutations
 from test_formats import read
 
@@ -228,12 +227,9 @@ class TestDamage:
     def test_a_length_that_lies_takes_no_memory(self, tmp_path, length):
         path = tmp_path / "a.safetensors"
         path.write_bytes(struct.pack("<Q", length) + b"{" * min(8, length))
-        tracemalloc.start()
-        with pytest.raises(CorruptData, match=f"says that its header has {length}"):
+        error = f"says that its header has {length}"
+        with few_bytes_of_python(2**20), pytest.raises(CorruptData, match=error):
             Safetensors().index([str(path)])
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        assert peak < 2**20
 
     def test_a_count_of_rows_that_have_no_bytes_takes_no_memory(self, tmp_path):
         path = tmp_path / "a.safetensors"

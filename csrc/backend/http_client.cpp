@@ -37,6 +37,17 @@ struct Current {
   bool closed = false;
 };
 
+// A client may be released last by one of its own threads, which cannot wait for itself.
+std::shared_ptr<HttpClient> make_client(const HttpOptions& options) {
+  return {new HttpClient(options), [](HttpClient* last) { std::thread([last] { delete last; }).detach(); }};
+}
+
+void note_replaced(Current& current) {
+  std::erase_if(current.replaced, [](const auto& client) { return client.expired(); });
+  if (current.client != nullptr) current.replaced.push_back(current.client);
+  current.client.reset();
+}
+
 }  // namespace
 
 void HttpWindow::enter(HttpReactor::Task start) {
@@ -109,21 +120,6 @@ uint64_t HttpClient::connections_made() const {
 void HttpClient::stop() {
   for (const auto& shard : shards_) shard->reactor.stop();
 }
-
-namespace {
-
-// A client may be released last by one of its own threads, which cannot wait for itself.
-std::shared_ptr<HttpClient> make_client(const HttpOptions& options) {
-  return {new HttpClient(options), [](HttpClient* last) { std::thread([last] { delete last; }).detach(); }};
-}
-
-void note_replaced(Current& current) {
-  std::erase_if(current.replaced, [](const auto& client) { return client.expired(); });
-  if (current.client != nullptr) current.replaced.push_back(current.client);
-  current.client.reset();
-}
-
-}  // namespace
 
 std::shared_ptr<HttpClient> http_client() {
   Current& current = of_this_process<Current>();

@@ -29,10 +29,11 @@ constexpr double kMostRetryAfterS = 1e6;
 
 class RangeRead::Attempt final : public HttpReceiver {
  public:
+  // It has a place in the window, and leaves it at its end.
   Attempt(RangeRead& owner, HttpWindow& window) : owner_(owner), window_(window), begun_(Clock::now()) {}
   ~Attempt() override {
     if (exchange_ != HttpReactor::kNone) owner_.reactor().cancel(exchange_);
-    if (inside_) window_.leave(throttled_);
+    window_.leave(throttled_);
   }
 
   bool start(HttpRequest request) {
@@ -75,7 +76,7 @@ class RangeRead::Attempt final : public HttpReceiver {
     if (verdict_.action != Verdict::Action::kTake) {
       verdict = std::move(verdict_);
     } else if (head_.status != 0 && !is_success(head_.status)) {
-      verdict = judge_refusal(head_, reason_, *owner_.object_);
+      verdict = judge_refusal(head_, reason_);
     } else if (owner_.left().length() == 0 && delivers_) {
       verdict = {};
     } else if (end.code != CurlApi::kOk) {
@@ -102,7 +103,6 @@ class RangeRead::Attempt final : public HttpReceiver {
   uint64_t received_ = 0;
   bool delivers_ = false;
   bool throttled_ = false;
-  bool inside_ = true;  // the window
 };
 
 void RangeRead::begin(std::shared_ptr<HttpClient> client, std::shared_ptr<RemoteObject> object, ObjectRange range,

@@ -110,7 +110,7 @@ Verdict judge_content(const HttpHead& head, const RemoteObject& object, ObjectRa
   return {};
 }
 
-Verdict judge_refusal(const HttpHead& head, std::string_view body, const RemoteObject&) {
+Verdict judge_refusal(const HttpHead& head, std::string_view body) {
   const std::string text = refusal_text(head, body);
   const auto of_expiry = [&] {
     return Verdict{.action = Action::kRetrySigned,

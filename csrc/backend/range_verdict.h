@@ -40,7 +40,7 @@ struct Verdict {
 // Judges a status of success: whether these bytes of this version follow.
 Verdict judge_content(const HttpHead& head, const RemoteObject& object, ObjectRange asked);
 // Judges any other status. `body` is its beginning, in which stores name the reason.
-Verdict judge_refusal(const HttpHead& head, std::string_view body, const RemoteObject& object);
+Verdict judge_refusal(const HttpHead& head, std::string_view body);
 // Judges an exchange that failed: the connection, TLS, a time limit.
 Verdict judge_failure(const HttpEnd& end);
 // Judges a complete exchange whose body has another length than was asked for.

@@ -23,6 +23,8 @@ namespace {
 
 // Working storage closes its files within this time. Other parts of the program may never.
 constexpr std::chrono::seconds kPatience{30};
+// No file may be in use at the moment that this is asked, though all were when a descriptor was
+// wanted. So a few more looks follow.
 constexpr std::chrono::milliseconds kPatienceWithoutUsers{100};
 // No event says that a descriptor is free again, so the wait polls.
 constexpr std::chrono::milliseconds kLooksAgain{2};
@@ -110,18 +112,15 @@ void Descriptor::reset() {
 bool is_out_of_descriptors(int system_errno) { return system_errno == EMFILE || system_errno == ENFILE; }
 
 int open_descriptor(const std::function<int()>& open, WhenTaken when_taken) {
-  const auto until = std::chrono::steady_clock::now() + kPatience;
-  const auto unused_until = std::chrono::steady_clock::now() + kPatienceWithoutUsers;
+  const auto begun = std::chrono::steady_clock::now();
   while (true) {
     const int fd = open();
     if (fd >= 0 || !is_out_of_descriptors(errno)) return fd;
     const int refusal = errno;
     if (caches().make_idle(nullptr, /*closes=*/true)) continue;
-    // If no file is in use now, those that were have become idle since, or descriptors are free.
-    const bool waits = when_taken == WhenTaken::kWait;
+    const std::chrono::milliseconds patience = caches().has_used_files() ? kPatience : kPatienceWithoutUsers;
     errno = refusal;
-    const auto patience_ends = caches().has_used_files() ? until : std::min(until, unused_until);
-    if (!waits || std::chrono::steady_clock::now() >= patience_ends) return -1;
+    if (when_taken == WhenTaken::kGiveUp || std::chrono::steady_clock::now() >= begun + patience) return -1;
     std::this_thread::sleep_for(kLooksAgain);
   }
 }

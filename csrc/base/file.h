@@ -32,6 +32,7 @@ struct FileIdentity {
 };
 
 // An open file. Thread-safe: workers share it.
+//
 // If its path is a URL, its bytes are on a server, and perhaps in the local cache. Without a cache,
 // it has no descriptor.
 class alignas(64) File : public std::enable_shared_from_this<File> {

@@ -18,8 +18,7 @@ FileTable::FileTable(PathList paths, std::vector<FileIdentity> identities, std::
   }
   for (size_t i = 0; i < given_.size(); ++i) files_[i] = given_[i].get();
   for (size_t i = 0; i < paths_.size() && !has_remote_; ++i) has_remote_ = is_url(paths_.view(i));
-  // A table of 256 descriptors is soon enlarged.
-  if (!has_remote_ && paths_.size() > 256) expect_descriptors(std::min(paths_.size(), most_cached_descriptors()));
+  if (!has_remote_) expect_descriptors(std::min(paths_.size(), most_cached_descriptors()));
   join();
 }
 

@@ -42,7 +42,7 @@ std::string error_body(const std::string& code) {
 
 Verdict judge(const Case& one, const RemoteObject& object) {
   const HttpHead head = head_of(one.status, one.lines);
-  return is_success(one.status) ? judge_content(head, object, kAsked) : judge_refusal(head, one.body, object);
+  return is_success(one.status) ? judge_content(head, object, kAsked) : judge_refusal(head, one.body);
 }
 
 const std::vector<Case>& cases() {
@@ -201,19 +201,17 @@ TEST(RangeVerdict, NoErrorHasTheQueryOfAUrl) {
 }
 
 TEST(RangeVerdict, ABodyIsQuotedInPartAndWithoutControlCharacters) {
-  const RemoteObject object = object_at("s3://bucket/key");
   const std::string body = "<Error><Code>A\x1b[31m\nB</Code><Message>" + std::string(5000, 'm') +
                            "</Message><StringToSign>a-secret</StringToSign></Error>";
-  const std::string reason = judge_refusal(head_of(403), body, object).reason;
+  const std::string reason = judge_refusal(head_of(403), body).reason;
   EXPECT_LT(reason.size(), 700U);
   EXPECT_EQ(reason.find_first_of("\x1b\n"), std::string::npos);
   EXPECT_EQ(reason.find("secret"), std::string::npos);
 }
 
 TEST(RangeVerdict, AnExpiredAccessIsToldFromARefusedOne) {
-  const RemoteObject object = object_at("s3://bucket/key");
-  EXPECT_TRUE(judge_refusal(head_of(403), error_body("ExpiredToken"), object).is_expired);
-  EXPECT_FALSE(judge_refusal(head_of(403), error_body("AccessDenied"), object).is_expired);
+  EXPECT_TRUE(judge_refusal(head_of(403), error_body("ExpiredToken")).is_expired);
+  EXPECT_FALSE(judge_refusal(head_of(403), error_body("AccessDenied")).is_expired);
 }
 
 TEST(RangeVerdict, WithoutAVersionTheFirstResponseSaysWhichOneIsRight) {

@@ -19,6 +19,7 @@ from gdsdata.storage import azure_chain, checksums, credentials, listing, sigv4,
 from gdsdata.storage.options import check_options, checked_endpoint
 from gdsdata.storage.secret import AccountKey, Secret, SharedAccess, Token
 from gdsdata.storage.store import Access, ObjectInfo
+from gdsdata.storage.stores.signing_store import SigningStore
 from gdsdata.storage.stores.xml_store import MOST_ACCESS_S, in_threads, info_of, part_bytes_of
 from gdsdata.storage.transport import Request, Response
 
@@ -72,16 +73,16 @@ def make(bucket: str, scheme: str, options: Mapping[str, Any]) -> AzureStore:
     )
 
 
-class AzureStore:
+class AzureStore(SigningStore):
     """The blobs of one container: see `gdsdata.storage.store.Store`."""
 
     def __init__(
         self, bucket: str, container: str, account: str, secrets: credentials.Credentials, endpoint: str
     ) -> None:
+        super().__init__(secrets)
         self.container = container
         self._bucket = bucket
         self._account = account
-        self._secrets = secrets
         self._url = f"{endpoint}/{container}"
 
     def __repr__(self) -> str:
@@ -114,22 +115,14 @@ class AzureStore:
 
     def access(self, key: str) -> Access:
         """Return what requests for the blob need."""
-        secret = self._secrets.current()
+        secret = self.secrets.current()
         lifetime_s = max(1.0, min(MOST_ACCESS_S, secret.expires_at - time.time()))
         signed = self._signed(self._request("GET", key), secret, "r", lifetime_s)
         return Access(signed.url, dict(signed.headers), lifetime_s)
 
-    def doubt_secret(self, signed_at: float) -> None:
-        """Renew the secret: see `Store.doubt_secret`."""
-        self._secrets.doubt(signed_at)
-
     def address(self, key: str) -> str:
         """Return the URL of a blob, without what signs it."""
         return self._request("GET", key).url
-
-    def secret(self) -> Secret:
-        """Return what requests are signed with now."""
-        return self._secrets.current()
 
     def put(self, key: str, body: bytes | memoryview) -> ObjectInfo:
         """Write a small blob whole."""
@@ -178,10 +171,10 @@ class AzureStore:
         return Request(method, url, {"x-ms-version": _VERSION, **(headers or {})}, body, self.url_of(key))
 
     def _send(self, request: Request, accept: Collection[int] = ()) -> Response:
-        return transport.send(request, self._sign, accept=accept, renew=self._secrets.distrust)
+        return transport.send(request, self._sign, accept=accept, renew=self.secrets.distrust)
 
     def _sign(self, request: Request) -> Request:
-        return self._signed(request, self._secrets.current(), "racwdl", _SIGNATURE_S)
+        return self._signed(request, self.secrets.current(), "racwdl", _SIGNATURE_S)
 
     def _signed(self, request: Request, secret: Secret, permissions: str, lifetime_s: float) -> Request:
         if isinstance(secret, Token):

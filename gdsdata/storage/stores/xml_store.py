@@ -6,6 +6,7 @@ import base64
 import errno
 import hashlib
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -17,8 +18,8 @@ from xml.sax.saxutils import escape
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.storage import checksums, failures, listing, sigv4, transport, xml_document
 from gdsdata.storage.credentials import Credentials
-from gdsdata.storage.secret import Secret
 from gdsdata.storage.store import Access, ObjectInfo
+from gdsdata.storage.stores.signing_store import SigningStore
 from gdsdata.storage.transport import Request, Response
 
 MOST_ACCESS_S = 12 * 3600.0
@@ -28,16 +29,16 @@ _DELETING_THREADS = 16
 _XML = {"content-type": "application/xml"}
 
 
-class XmlStore:
+class XmlStore(SigningStore, ABC):
     """The objects of one bucket, by the XML interface of S3. See `gdsdata.storage.store.Store`.
 
     A subclass says where the bucket is, how requests are signed, and with which checksums.
     """
 
     def __init__(self, scheme: str, bucket: str, secrets: Credentials) -> None:
+        super().__init__(secrets)
         self.scheme = scheme
         self.bucket = bucket
-        self.secrets = secrets
         self._deletes_many = True  # until the server refuses it
 
     def __repr__(self) -> str:
@@ -45,33 +46,33 @@ class XmlStore:
 
     # ------------------------------------------------------------------------- what services differ in
 
+    @abstractmethod
     def bucket_url(self) -> str:
         """Return the bucket's http(s) URL, without a slash at its end."""
-        raise NotImplementedError
 
+    @abstractmethod
     def sign(self, request: Request) -> Request:
         """Return a request with a new signature or token."""
-        raise NotImplementedError
 
+    @abstractmethod
     def signed_access(self, url: str) -> Access:
         """Return the access to the object at an http(s) URL."""
-        raise NotImplementedError
 
+    @abstractmethod
     def payload_headers(self, sha256: str) -> dict[str, str]:
         """Return the headers that have a body's SHA-256, in hex, or say that it is not signed."""
-        raise NotImplementedError
 
+    @abstractmethod
     def crc32c_headers(self, crc32c: str) -> dict[str, str]:
         """Return the headers that have a body's CRC-32C, in base64."""
-        raise NotImplementedError
 
     def begin_headers(self) -> dict[str, str]:
         """Return the headers that announce CRC-32C for the parts of an upload."""
         return {}
 
+    @abstractmethod
     def verifies_crc32c(self, begun: Response) -> bool:
         """Return whether an upload's parts are verified by CRC-32C."""
-        raise NotImplementedError
 
     def moved(self, request: Request, response: Response) -> Request | None:
         """Return the request to send elsewhere after a redirect, or None."""
@@ -160,17 +161,9 @@ class XmlStore:
         """Return what requests for the object need."""
         return self.signed_access(self.request("GET", key).url)
 
-    def doubt_secret(self, signed_at: float) -> None:
-        """Renew the secret: see `Store.doubt_secret`."""
-        self.secrets.doubt(signed_at)
-
     def address(self, key: str) -> str:
         """Return the URL of an object, without what signs it."""
         return self.request("GET", key).url
-
-    def secret(self) -> Secret:
-        """Return what requests are signed with now."""
-        return self.secrets.current()
 
     def put(self, key: str, body: bytes | memoryview) -> ObjectInfo:
         """Write a small object whole."""
