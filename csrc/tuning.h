@@ -213,11 +213,11 @@ inline constexpr size_t kCacheEntriesSwept = 1024;
 // Requests to servers in flight, in a process. Not measured by itself.
 inline constexpr size_t kHttpConnections = 64;
 // libcurl receives so many bytes at a time, and hands them on to be copied into place. Two cores,
-// ranges of 1 MiB on 64 connections, cpu-s/GB of the reactor's thread: 0.40 with 64 KiB, 0.36 with
-// 128, 0.31 with 256, 0.33 with 512. With 16 connections they do not differ: 0.30 to 0.36.
+// ranges of 1 MiB on 64 connections, cpu-s/GB of the process: 0.37 to 0.41 with 32 to 512 KiB,
+// without a trend.
 inline constexpr size_t kHttpBufferBytes = 256 << 10;
-// One thread for so many processors, and at most so many. Without TLS, a thread takes 0.3 to 0.36
-// cpu-s/GB (see above), and 0.66 for ranges of 64 KiB on 64 connections. Not measured with TLS.
+// One thread for so many processors, and at most so many. Without TLS, a thread takes 0.3 to 0.37
+// cpu-s/GB (see above), and 1.8 for scattered records of 64 KiB. Not measured with TLS.
 inline constexpr size_t kProcessorsOfReactor = 2, kMostHttpReactors = 8;
 // The longest request for a range. A request takes a round trip beside its bytes: at 50 ms and 25
 // MB/s a connection, 8 MiB use 87 % of the connection, and 1 MiB 46 %.

@@ -45,9 +45,9 @@ std::string CurlApi::load() {
       find(library, "curl_multi_cleanup", multi_cleanup) && find(library, "curl_multi_setopt", multi_setopt) &&
       find(library, "curl_multi_add_handle", multi_add_handle) &&
       find(library, "curl_multi_remove_handle", multi_remove_handle) &&
-      find(library, "curl_multi_perform", multi_perform) && find(library, "curl_multi_poll", multi_poll) &&
-      find(library, "curl_multi_wakeup", multi_wakeup) && find(library, "curl_multi_info_read", multi_info_read) &&
-      find(library, "curl_slist_append", slist_append) && find(library, "curl_slist_free_all", slist_free_all);
+      find(library, "curl_multi_socket_action", multi_socket_action) &&
+      find(library, "curl_multi_info_read", multi_info_read) && find(library, "curl_slist_append", slist_append) &&
+      find(library, "curl_slist_free_all", slist_free_all);
   if (!has_all) return "this machine's libcurl is older than 7.68; install a newer one to read URLs";
   if (global_init(kGlobalAll) != 0) return "libcurl's TLS library could not be initialized";
   return "";

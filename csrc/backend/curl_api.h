@@ -48,7 +48,18 @@ struct CurlApi {
     kUploadBufferSize = 280,
     kInFileSize = 30115,
   };
-  enum MultiOption : int { kMaxConnects = 6 };
+  enum MultiOption : int {
+    kMaxConnects = 6,
+    kSocketData = 10002,
+    kTimerData = 10005,
+    kSocketFunction = 20001,
+    kTimerFunction = 20004,
+  };
+  // Arguments of kSocketFunction: events to watch a socket for.
+  enum Watch : int { kWatchIn = 1, kWatchOut = 2, kForget = 4 };
+  // Arguments of multi_socket_action: events that a socket has.
+  enum Event : int { kReadable = 1, kWritable = 2, kFailed = 4 };
+  static constexpr int kNoSocket = -1;  // the time that kTimerFunction asked for has come
   enum Info : int { kResponseCode = 0x200002, kConnectionsMade = 0x20001a, kPrimaryIp = 0x100020, kOsErrno = 0x200019 };
   // Results of a transfer that the client treats in its own way. Every other one is an error.
   enum Code : int {
@@ -102,9 +113,7 @@ struct CurlApi {
   int (*multi_setopt)(Multi, int, ...);
   int (*multi_add_handle)(Multi, Easy);
   int (*multi_remove_handle)(Multi, Easy);
-  int (*multi_perform)(Multi, int*);
-  int (*multi_poll)(Multi, void*, unsigned, int, int*);
-  int (*multi_wakeup)(Multi);
+  int (*multi_socket_action)(Multi, int, int, int*);
   Message* (*multi_info_read)(Multi, int*);
   List* (*slist_append)(List*, const char*);
   void (*slist_free_all)(List*);

@@ -60,6 +60,10 @@ HttpReactor::HttpReactor(size_t most_connections)
   // Idle connections above this number are closed. The default depends on the number of transfers
   // so far, and closes connections that the next requests need.
   curl_.multi_setopt(multi_, CurlApi::kMaxConnects, static_cast<long>(most_connections_));
+  curl_.multi_setopt(multi_, CurlApi::kSocketFunction, &HttpReactor::on_socket);
+  curl_.multi_setopt(multi_, CurlApi::kSocketData, this);
+  curl_.multi_setopt(multi_, CurlApi::kTimerFunction, &HttpReactor::on_timer);
+  curl_.multi_setopt(multi_, CurlApi::kTimerData, this);
   thread_ = std::thread([this] { run(); });
 }
 
@@ -70,7 +74,7 @@ void HttpReactor::stop() {
     std::lock_guard lock(mutex_);
     if (std::exchange(ends_, true)) return;
   }
-  curl_.multi_wakeup(multi_);
+  sockets_.wake();
   thread_.join();
   tasks_.clear();
   timers_.clear();
@@ -89,23 +93,30 @@ void HttpReactor::post(Task task) {
     was_empty = tasks_.empty();
     tasks_.push_back(std::move(task));
   }
-  if (was_empty) curl_.multi_wakeup(multi_);
+  if (was_empty) sockets_.wake();
 }
 
 void HttpReactor::run() {
   for (;;) {
     run_tasks();
     int running = 0;
-    curl_.multi_perform(multi_, &running);
+    if (curl_due_ && *curl_due_ <= Clock::now()) {
+      curl_due_.reset();
+      curl_.multi_socket_action(multi_, CurlApi::kNoSocket, 0, &running);
+    }
     take_results();
-    // The last step, because the others set timers. libcurl knows of what this one starts.
+    // The last step, because the others set timers.
     const std::chrono::milliseconds patience = run_timers();
     {
       std::lock_guard lock(mutex_);
       if (ends_) return;
       if (!tasks_.empty()) continue;
     }
-    curl_.multi_poll(multi_, nullptr, 0, static_cast<int>(patience.count()), nullptr);
+    for (const SocketPoll::Ready& ready : sockets_.wait(patience)) {
+      const int events = (ready.readable ? CurlApi::kReadable : 0) | (ready.writable ? CurlApi::kWritable : 0) |
+                         (ready.failed ? CurlApi::kFailed : 0);
+      curl_.multi_socket_action(multi_, ready.socket, events, &running);
+    }
   }
 }
 
@@ -124,9 +135,10 @@ std::chrono::milliseconds HttpReactor::run_timers() {
     const Task task = std::move(timers_.extract(timers_.begin()).mapped());
     task();
   }
-  if (timers_.empty()) return kLongestPoll;
-  return std::min(kLongestPoll,
-                  std::chrono::ceil<std::chrono::milliseconds>(timers_.begin()->first.first - Clock::now()));
+  auto until = Clock::now() + kLongestPoll;
+  if (!timers_.empty()) until = std::min(until, timers_.begin()->first.first);
+  if (curl_due_) until = std::min(until, *curl_due_);
+  return std::max(std::chrono::milliseconds(0), std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()));
 }
 
 HttpReactor::Timer HttpReactor::at(Clock::time_point time, Task task) {
@@ -279,6 +291,23 @@ int HttpReactor::on_seek(void* user, int64_t offset, int origin) {
   auto& transfer = *static_cast<Transfer*>(user);
   if (origin != SEEK_SET || offset < 0 || static_cast<uint64_t>(offset) > transfer.request.body.size()) return 1;
   transfer.sent = static_cast<size_t>(offset);
+  return 0;
+}
+
+int HttpReactor::on_socket(CurlApi::Easy, int socket, int watch, void* reactor, void*) {
+  SocketPoll& sockets = static_cast<HttpReactor*>(reactor)->sockets_;
+  if (watch == CurlApi::kForget) {
+    sockets.forget(socket);
+  } else {
+    sockets.watch(socket, (watch & CurlApi::kWatchIn) != 0, (watch & CurlApi::kWatchOut) != 0);
+  }
+  return 0;
+}
+
+// Must not call libcurl.
+int HttpReactor::on_timer(CurlApi::Multi, long timeout_ms, void* reactor) {
+  auto& due = static_cast<HttpReactor*>(reactor)->curl_due_;
+  due = timeout_ms < 0 ? std::nullopt : std::optional(Clock::now() + std::chrono::milliseconds(timeout_ms));
   return 0;
 }
 

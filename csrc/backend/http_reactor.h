@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <thread>
@@ -21,6 +22,7 @@
 
 #include "backend/curl_api.h"
 #include "backend/http_head.h"
+#include "backend/socket_poll.h"
 
 namespace gdsdata {
 
@@ -97,6 +99,8 @@ class HttpReactor {
   static size_t on_body(char* data, size_t size, size_t count, void* transfer);
   static size_t on_read(char* data, size_t size, size_t count, void* transfer);
   static int on_seek(void* transfer, int64_t offset, int origin);
+  static int on_socket(CurlApi::Easy easy, int socket, int watch, void* reactor, void* unused);
+  static int on_timer(CurlApi::Multi multi, long timeout_ms, void* reactor);
 
   const CurlApi& curl_;
   CurlApi::Multi multi_ = nullptr;
@@ -108,6 +112,8 @@ class HttpReactor {
   Exchange last_ = kNone;
   std::map<Timer, Task> timers_;
   uint64_t last_timer_ = 0;
+  SocketPoll sockets_;
+  std::optional<Clock::time_point> curl_due_;  // when libcurl wants to be called, whatever its sockets do
   std::atomic<uint64_t> connections_made_{0};
   std::atomic<bool> stopped_{false};
 

@@ -49,6 +49,18 @@ TEST(CurlApi, OptionsAreThoseOfTheHeader) {
   EXPECT_EQ(int{CurlApi::kUploadBufferSize}, CURLOPT_UPLOAD_BUFFERSIZE);
   EXPECT_EQ(int{CurlApi::kInFileSize}, CURLOPT_INFILESIZE_LARGE);
   EXPECT_EQ(int{CurlApi::kMaxConnects}, CURLMOPT_MAXCONNECTS);
+  EXPECT_EQ(int{CurlApi::kSocketData}, CURLMOPT_SOCKETDATA);
+  EXPECT_EQ(int{CurlApi::kTimerData}, CURLMOPT_TIMERDATA);
+  EXPECT_EQ(int{CurlApi::kSocketFunction}, CURLMOPT_SOCKETFUNCTION);
+  EXPECT_EQ(int{CurlApi::kTimerFunction}, CURLMOPT_TIMERFUNCTION);
+  EXPECT_EQ(int{CurlApi::kWatchIn}, CURL_POLL_IN);
+  EXPECT_EQ(int{CurlApi::kWatchOut}, CURL_POLL_OUT);
+  EXPECT_EQ(int{CurlApi::kWatchIn} | int{CurlApi::kWatchOut}, CURL_POLL_INOUT);
+  EXPECT_EQ(int{CurlApi::kForget}, CURL_POLL_REMOVE);
+  EXPECT_EQ(int{CurlApi::kReadable}, CURL_CSELECT_IN);
+  EXPECT_EQ(int{CurlApi::kWritable}, CURL_CSELECT_OUT);
+  EXPECT_EQ(int{CurlApi::kFailed}, CURL_CSELECT_ERR);
+  EXPECT_EQ(int{CurlApi::kNoSocket}, CURL_SOCKET_TIMEOUT);
   EXPECT_EQ(int{CurlApi::kResponseCode}, CURLINFO_RESPONSE_CODE);
   EXPECT_EQ(int{CurlApi::kConnectionsMade}, CURLINFO_NUM_CONNECTS);
   EXPECT_EQ(int{CurlApi::kPrimaryIp}, CURLINFO_PRIMARY_IP);
