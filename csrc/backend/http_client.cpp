@@ -50,19 +50,33 @@ void note_replaced(Current& current) {
 
 }  // namespace
 
+void HttpRoom::begin_waiting() {
+  for (size_t refused = 0; waiting_ > 0 && refused < windows_.size();) {
+    last_ = (last_ + 1) % windows_.size();
+    refused = windows_[last_]->begin_one_waiting() ? 0 : refused + 1;
+  }
+}
+
+HttpWindow::HttpWindow(HttpRoom& room, size_t most) : room_(room), most_(most), limit_(most) {
+  room_.windows_.push_back(this);
+}
+
 void HttpWindow::enter(HttpReactor::Task start) {
   if (try_enter()) return start();
   waiting_.push_back(std::move(start));
+  ++room_.waiting_;
 }
 
 bool HttpWindow::try_enter() {
-  if (in_flight_ >= limit_) return false;
+  if (in_flight_ >= limit_ || (in_flight_ > 0 && room_.is_full())) return false;
   ++in_flight_;
+  ++room_.in_flight_;
   return true;
 }
 
 void HttpWindow::leave(bool throttled) {
   --in_flight_;
+  --room_.in_flight_;
   ++since_change_;
   // Requests that were in flight together are throttled together. They count as one.
   const bool is_from_before = from_before_ > 0;
@@ -77,12 +91,16 @@ void HttpWindow::leave(bool throttled) {
     ++limit_;
     since_change_ = 0;
   }
-  while (in_flight_ < limit_ && !waiting_.empty()) {
-    ++in_flight_;
-    const HttpReactor::Task start = std::move(waiting_.front());
-    waiting_.pop_front();
-    start();
-  }
+  room_.begin_waiting();
+}
+
+bool HttpWindow::begin_one_waiting() {
+  if (waiting_.empty() || !try_enter()) return false;
+  const HttpReactor::Task start = std::move(waiting_.front());
+  waiting_.pop_front();
+  --room_.waiting_;
+  start();
+  return true;
 }
 
 void FirstByteTimes::add(std::chrono::microseconds time) {
@@ -101,7 +119,7 @@ void FirstByteTimes::add(std::chrono::microseconds time) {
 HttpWindow& HttpShard::window_of(std::string_view url) {
   const std::string_view host = host_of(url);
   const auto found = windows.find(host);
-  return found != windows.end() ? found->second : windows.try_emplace(std::string(host), most).first->second;
+  return found != windows.end() ? found->second : windows.try_emplace(std::string(host), room, most).first->second;
 }
 
 HttpClient::HttpClient(const HttpOptions& options) : options_(options) {

@@ -20,7 +20,8 @@
 namespace gdsdata {
 
 struct HttpOptions {
-  size_t connections = tuning::kHttpConnections;  // requests for ranges in flight, to each host
+  // Requests for ranges in flight. A host that has none may have one beyond them.
+  size_t connections = tuning::kHttpConnections;
   size_t reactors = 0;                            // threads; 0: by the number of processors
   std::chrono::milliseconds connect_timeout{5'000};
   std::chrono::milliseconds stall_timeout{10'000};  // without a byte, an exchange is begun anew
@@ -36,10 +37,31 @@ struct HttpStatistics {
   std::atomic<uint64_t> requests{0}, retries{0}, throttled{0}, hedges{0}, bytes{0};
 };
 
-// The requests to one host from one reactor: additive increase, multiplicative decrease.
+class HttpWindow;
+
+// The requests of one reactor to all hosts.
+class HttpRoom {
+ public:
+  explicit HttpRoom(size_t most) : most_(most) {}
+  size_t in_flight() const { return in_flight_; }
+
+ private:
+  friend class HttpWindow;
+  bool is_full() const { return in_flight_ >= most_; }
+  void begin_waiting();
+
+  const size_t most_;
+  size_t in_flight_ = 0;
+  size_t waiting_ = 0;
+  std::vector<HttpWindow*> windows_;  // they take turns
+  size_t last_ = 0;                   // whose turn was last
+};
+
+// The requests to one host from one reactor: additive increase, multiplicative decrease. They also
+// need a place in the room, but for the first one: a host that stalls must not hold up another.
 class HttpWindow {
  public:
-  explicit HttpWindow(size_t most) : most_(most), limit_(most) {}
+  HttpWindow(HttpRoom& room, size_t most);
   // Calls `start` at once, or when another request has left.
   void enter(HttpReactor::Task start);
   // Returns false if there is no room now.
@@ -50,6 +72,10 @@ class HttpWindow {
   size_t in_flight() const { return in_flight_; }
 
  private:
+  friend class HttpRoom;
+  bool begin_one_waiting();  // returns false if none waits, or may begin
+
+  HttpRoom& room_;
   const size_t most_;
   size_t limit_;
   size_t in_flight_ = 0;
@@ -73,10 +99,11 @@ class FirstByteTimes {
 
 // A reactor, and the state that only its thread uses.
 struct HttpShard {
-  explicit HttpShard(size_t connections) : most(connections), reactor(connections) {}
+  explicit HttpShard(size_t connections) : most(connections), room(connections), reactor(connections) {}
   HttpWindow& window_of(std::string_view url);
 
   const size_t most;
+  HttpRoom room;
   std::map<std::string, HttpWindow, std::less<>> windows;  // by host
   FirstByteTimes first_bytes;
   uint64_t started = 0, hedged = 0;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <future>
+#include <string>
 
 #include "backend/http_exchange.h"
 #include "range_server.h"
@@ -14,7 +15,8 @@ namespace {
 using namespace std::chrono_literals;
 
 TEST(HttpWindow, RequestsAboveTheLimitWaitInTheirOrder) {
-  HttpWindow window(2);
+  HttpRoom room(2);
+  HttpWindow window(room, 2);
   std::vector<int> begun;
   for (int i = 0; i < 5; ++i) window.enter([&begun, i] { begun.push_back(i); });
   EXPECT_EQ(begun, (std::vector<int>{0, 1}));
@@ -28,7 +30,8 @@ TEST(HttpWindow, RequestsAboveTheLimitWaitInTheirOrder) {
 }
 
 TEST(HttpWindow, AStormHalvesTheLimitOnceForAllThatWereInFlight) {
-  HttpWindow window(64);
+  HttpRoom room(64);
+  HttpWindow window(room, 64);
   for (int i = 0; i < 64; ++i) window.enter([] {});
   for (int i = 0; i < 64; ++i) window.leave(true);
   EXPECT_EQ(window.limit(), 32U);
@@ -38,7 +41,8 @@ TEST(HttpWindow, AStormHalvesTheLimitOnceForAllThatWereInFlight) {
 }
 
 TEST(HttpWindow, TheLimitNeverFallsBelowOneAndGrowsAgainByOneAWindow) {
-  HttpWindow window(8);
+  HttpRoom room(8);
+  HttpWindow window(room, 8);
   for (int i = 0; i < 20; ++i) {
     window.enter([] {});
     window.leave(true);
@@ -54,7 +58,8 @@ TEST(HttpWindow, TheLimitNeverFallsBelowOneAndGrowsAgainByOneAWindow) {
 }
 
 TEST(HttpWindow, ARequestThatBeginsAndEndsAnotherKeepsTheCount) {
-  HttpWindow window(1);
+  HttpRoom room(1);
+  HttpWindow window(room, 1);
   int begun = 0;
   window.enter([] {});
   for (int i = 0; i < 3; ++i) {
@@ -66,6 +71,40 @@ TEST(HttpWindow, ARequestThatBeginsAndEndsAnotherKeepsTheCount) {
   window.leave(false);
   EXPECT_EQ(begun, 3);
   EXPECT_EQ(window.in_flight(), 0U);
+}
+
+TEST(HttpWindow, HostsShareTheRoomInTurns) {
+  HttpRoom room(4);
+  HttpWindow one(room, 4), other(room, 4);
+  std::string begun;
+  for (int i = 0; i < 8; ++i) one.enter([&] { begun += 'a'; });
+  for (int i = 0; i < 8; ++i) other.enter([&] { begun += 'b'; });
+  EXPECT_EQ(begun, "aaaab");  // a host may always have one request
+  EXPECT_EQ(room.in_flight(), 5U);
+  one.leave(false);  // the room is as full as it may be
+  EXPECT_EQ(begun, "aaaab");
+  for (int i = 0; i < 2; ++i) one.leave(false);
+  while (one.in_flight() + other.in_flight() > 0) {
+    if (one.in_flight() > 0) one.leave(false);
+    if (other.in_flight() > 0) other.leave(false);
+    EXPECT_LE(room.in_flight(), 5U);
+  }
+  EXPECT_EQ(std::count(begun.begin(), begun.end(), 'a'), 8);
+  EXPECT_EQ(std::count(begun.begin(), begun.end(), 'b'), 8);
+  EXPECT_LT(begun.find('b', 5), 8U);  // it does not wait for all of the first host's
+  EXPECT_EQ(room.in_flight(), 0U);
+}
+
+TEST(HttpWindow, AHostThatStallsLeavesAnotherOneOneRequest) {
+  HttpRoom room(4);
+  HttpWindow stalled(room, 4), other(room, 4);
+  for (int i = 0; i < 8; ++i) stalled.enter([] {});
+  int begun = 0;
+  for (int i = 0; i < 5; ++i) other.enter([&] { ++begun; });
+  for (int i = 1; i <= 5; ++i) {
+    EXPECT_EQ(begun, i);
+    other.leave(false);
+  }
 }
 
 TEST(FirstByteTimes, TheSlowestPercentIsKnownAfterSomeRequests) {
