@@ -49,10 +49,10 @@ def numbers_in(batch):
     return (middles * 2 ** torch.arange(BITS)).sum(1).tolist()
 
 
-def write_shards(folder, samples, content, extension, each=lambda number: None):
+def write_shards(folder, samples, content, extension, each=lambda number: None, shards=SHARDS):
     """Write a new folder of tars; sample `number` is one member, `content(number)`."""
     folder.mkdir()
-    for shard, numbers in enumerate(np.array_split(np.arange(samples), min(SHARDS, samples))):
+    for shard, numbers in enumerate(np.array_split(np.arange(samples), min(shards, samples))):
         with ThreadPoolExecutor() as many, tarfile.open(folder / f"{shard:05}.tar", "w") as archive:
             for number, written in zip(numbers.tolist(), many.map(content, numbers.tolist()), strict=True):
                 member = tarfile.TarInfo(f"{number:06}.{extension}")

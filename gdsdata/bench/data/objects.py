@@ -1,6 +1,8 @@
 """Objects of a store, which the bench puts, lists and signs by botocore, never by gdsdata."""
 
+import contextlib
 import os
+import shutil
 import urllib.parse
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,12 +47,11 @@ class Access:
             config=config,
         )  # fmt: skip
 
-    def signed_urls(self, keys):
-        """Return {key: URL that anyone may GET}."""
+    def signed_urls(self, keys, action="get_object"):
+        """Return {key: URL that anyone may GET, or with "put_object" PUT}."""
         client = self.client()
         return {
-            key: client.generate_presigned_url("get_object", {"Bucket": self.bucket, "Key": key}, LIFETIME_S)
-            for key in keys
+            key: client.generate_presigned_url(action, {"Bucket": self.bucket, "Key": key}, LIFETIME_S) for key in keys
         }
 
     def environment(self):
@@ -174,6 +175,26 @@ def listed(access, prefix):
         raise DataError(f"data.path=s3://{access.bucket}/{prefix}: no objects there")
     keys, sizes = (list(part) for part in zip(*found, strict=True))
     return Objects(access, keys, sizes, [], f"your own: s3://{access.bucket}/{prefix}")
+
+
+def fetched(access, url, folder):
+    """Copy an object, or those of a folder, below a folder here; return where it is then."""
+    _, name = bucket_and_prefix(url)
+    client, target = access.client(), Path(folder) / Path(name).name
+    for key in listed(access, name).keys:
+        path = Path(f"{target}{key.removeprefix(name)}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "wb") as out:
+            shutil.copyfileobj(client.get_object(Bucket=access.bucket, Key=key)["Body"], out, 2**20)
+    return str(target)
+
+
+def delete(access, url):
+    """Delete an object, or those of a folder, if there are any."""
+    _, name = bucket_and_prefix(url)
+    with contextlib.suppress(DataError):
+        for key in listed(access, name).keys:
+            access.client().delete_object(Bucket=access.bucket, Key=key)
 
 
 def bucket_and_prefix(url):

@@ -1,7 +1,7 @@
-"""Plain range GETs by raw sockets: as many as a server answers, without any client's work.
+"""Plain GETs and PUTs by raw sockets: as many as a server answers, without any client's work.
 
-One thread, epoll, and one buffer into which everything is received. Responses are checked for
-status and length, not for their bytes.
+GETs: one thread, epoll, and one buffer into which everything is received. PUTs: a thread for each
+connection. Responses are checked for status and length, not for their bytes.
 """
 
 import contextlib
@@ -10,27 +10,39 @@ import re
 import select
 import socket
 import ssl
+import statistics
 import time
 import urllib.parse
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 BUFFER_BYTES = 2**20
+ROUND_TRIPS = 101
 LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 
 
 class RawConnection:
     """One connection and the response that it receives."""
 
-    def __init__(self, host, port, secure):
-        self.socket: Any = socket.create_connection((host, port), 10)
-        if secure:
-            self.socket = ssl.create_default_context().wrap_socket(self.socket, server_hostname=host)
+    def __init__(self, url):
+        parts = urllib.parse.urlsplit(url)
+        self.secure = parts.scheme == "https"
+        self.socket: Any = socket.create_connection((parts.hostname, parts.port or (443 if self.secure else 80)), 10)
+        if self.secure:
+            self.socket = ssl.create_default_context().wrap_socket(self.socket, server_hostname=parts.hostname)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.head, self.left = b"", None  # bytes of the body to come; None: its head comes first
 
-    def ask(self, request):
+    def ask(self, request, body=b""):
         self.head, self.left = b"", None
         self.socket.sendall(request)
+        self.socket.sendall(body)
+
+    def wait(self, buffer):
+        """Receive a response to its end."""
+        complete = False
+        while not complete:
+            _, complete = self.take(buffer)
 
     def take(self, buffer):
         """Receive once, and return (bytes of the body, whether it is complete)."""
@@ -54,11 +66,62 @@ class RawConnection:
         return body, self.left == 0
 
 
-def request_of(url, piece):
+def request_of(url, header, method="GET"):
     parts = urllib.parse.urlsplit(url)
-    last = piece.offset + piece.length - 1
     target = f"{parts.path}?{parts.query}" if parts.query else parts.path
-    return f"GET {target} HTTP/1.1\r\nHost: {parts.netloc}\r\nRange: bytes={piece.offset}-{last}\r\n\r\n".encode()
+    return f"{method} {target} HTTP/1.1\r\nHost: {parts.netloc}\r\n{header}\r\n\r\n".encode()
+
+
+def range_of(offset, length):
+    return f"Range: bytes={offset}-{offset + length - 1}"
+
+
+def round_trip_s(url):
+    """Return the median time of a range GET of one byte, on a connection that is open."""
+    one, request = RawConnection(url), request_of(url, range_of(0, 1))
+    buffer, found = memoryview(bytearray(BUFFER_BYTES)), []
+    with contextlib.closing(one.socket):
+        for _ in range(ROUND_TRIPS):
+            started = time.perf_counter()
+            one.ask(request)
+            one.wait(buffer)
+            found.append(time.perf_counter() - started)
+    return statistics.median(found)
+
+
+def raw_puts(urls, size_bytes, seconds):
+    """Put objects of `size_bytes` again and again, by a connection and a thread for each URL.
+
+    Args:
+        urls: signed for PUT if the server wants it.
+
+    Returns:
+        The same as `raw_ranges`.
+    """
+    body, started = memoryview(bytearray(size_bytes)), time.perf_counter()
+
+    def work(url):
+        one, request = RawConnection(url), request_of(url, f"Content-Length: {size_bytes}", "PUT")
+        buffer, used, done = memoryview(bytearray(BUFFER_BYTES)), time.thread_time(), 0
+        with contextlib.closing(one.socket):
+            while time.perf_counter() - started < seconds or not done:
+                one.ask(request, body)
+                one.wait(buffer)
+                done += 1
+        return done, time.thread_time() - used
+
+    with ThreadPoolExecutor(len(urls)) as threads:
+        done, cpu = map(sum, zip(*threads.map(work, urls), strict=True))
+    return rates(done * size_bytes, done, time.perf_counter() - started, cpu, len(urls))
+
+
+def rates(moved, done, elapsed, cpu, connections):
+    return {
+        "gb_per_s": moved / elapsed / 1e9,
+        "cpu_s_per_gb": cpu / moved * 1e9,
+        "requests_per_s": done / elapsed,
+        "connections": connections,
+    }
 
 
 def raw_ranges(urls, pieces, connections, seconds):
@@ -71,17 +134,14 @@ def raw_ranges(urls, pieces, connections, seconds):
         {"gb_per_s", "cpu_s_per_gb", "requests_per_s", "connections"}: what arrived in `seconds`.
         CPU time is that of this thread.
     """
-    parts = urllib.parse.urlsplit(next(iter(urls.values())))
-    secure = parts.scheme == "https"
-    address = parts.hostname, parts.port or (443 if secure else 80)
-    requests = itertools.cycle([request_of(urls[piece.key], piece) for piece in pieces])
+    requests = itertools.cycle([request_of(urls[key], range_of(offset, length)) for key, offset, length in pieces])
     buffer = memoryview(bytearray(BUFFER_BYTES))
     moved = done = 0
     with contextlib.ExitStack() as opened:
         poll = opened.enter_context(contextlib.closing(select.epoll()))
         by_number = {}
         for _ in range(connections):
-            one = RawConnection(*address, secure)
+            one = RawConnection(next(iter(urls.values())))
             opened.callback(one.socket.close)
             by_number[one.socket.fileno()] = one
             poll.register(one.socket, select.EPOLLIN)
@@ -92,7 +152,7 @@ def raw_ranges(urls, pieces, connections, seconds):
             for number, _ in poll.poll(10):
                 one = by_number[number]
                 count, complete = one.take(buffer)
-                while secure and not complete and one.socket.pending():
+                while one.secure and not complete and one.socket.pending():
                     more, complete = one.take(buffer)
                     count += more
                 moved += count
@@ -100,9 +160,4 @@ def raw_ranges(urls, pieces, connections, seconds):
                     done += 1
                     one.ask(next(requests))
         cpu = time.thread_time() - used
-    return {
-        "gb_per_s": moved / elapsed / 1e9,
-        "cpu_s_per_gb": cpu / moved * 1e9,
-        "requests_per_s": done / elapsed,
-        "connections": connections,
-    }
+    return rates(moved, done, elapsed, cpu, connections)
