@@ -123,6 +123,22 @@ def test_raw_sockets_refuse_an_answer_that_is_no_range(server, stored, fault, sa
         raw_http.raw_ranges(stored.access.signed_urls(stored.keys), stored.pieces(1000), 1, 0.1)
 
 
+def test_raw_sockets_put_whole_objects(server, stored):
+    urls = stored.access.signed_urls(["puts/0", "puts/1"], "put_object")
+    found = raw_http.raw_puts(list(urls.values()), 5000, 0.05)
+    assert found["connections"] == 2 and found["gb_per_s"] > 0 and found["requests_per_s"] * 0.05 >= 1
+    assert objects.listed(stored.access, "puts/").sizes == [5000, 5000]
+
+
+def test_a_round_trip_is_a_range_of_one_byte(server, stored):
+    before = server.counts()
+    url = stored.access.signed_urls(stored.keys)[stored.keys[0]]
+    assert 0 < raw_http.round_trip_s(url) < 1
+    counts = server.counts()
+    assert counts["connections"] - before["connections"] == 1
+    assert counts["ranges"] - before["ranges"] == counts["bytes"] - before["bytes"] == raw_http.ROUND_TRIPS
+
+
 # ------------------------------------------------------------------------------------------------ rows
 
 
@@ -222,7 +238,7 @@ def test_a_store_of_ones_own_is_listed_read_and_reported(server, tmp_path, monke
         assert right["verified"] and right["gb_per_s"]["median"] > 0 and right["connections"] == 2
         assert "bytes are wrong" in wrong["error"] and not wrong["runs"]
         assert right["limit"]["gb_per_s"] > 0 and "raw sockets, 2 connections" in right["limit"]["name"]
-    assert "work=shards was left out" in " ".join(results["notes"])
+    assert "work=[shards,checkpoints,first_batch] was left out" in " ".join(results["notes"])
     everything = "".join(path.read_text() for path in tmp_path.glob("re*.*") if path.suffix != ".png")
     assert server.secret_key not in everything and "Signature" not in everything
 
@@ -245,13 +261,31 @@ class SignedTars(BatchPeer):
 @pytest.mark.slow
 def test_shards_in_seaweedfs_are_read_cold_and_from_a_cache(seaweedfs, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY / "tests"))
-    chosen = small(tmp_path, rows=[f"{__name__}:SignedTars"], batch_size=3)
+    chosen = small(tmp_path, rows=[f"{__name__}:SignedTars", "gdsdata", "gdsdata_local"], batch_size=3)
     chosen.data.shape, chosen.data.size_bytes = [16, 16], 32 * 1024
     chosen.case.work = ["shards"]
     assert bench_run.main(settings.check(chosen), tmp_path) == 0, capsys.readouterr().out
-    cold, warm = results_in(tmp_path)["rows"]
-    assert (cold["cache"], warm["cache"]) == ("cold", "warm") and cold["verified"] and warm["verified"]
+    found = {(row["key"], row["cache"]): row for row in results_in(tmp_path)["rows"]}
+    cold, warm = (found[f"{__name__}:SignedTars", cache] for cache in ("cold", "warm"))
+    assert cold["verified"] and warm["verified"] and cold["ratio_to_local"] is None
     assert cold["runs"][0]["bytes"] == 32 * 1024 and warm["path"] == "local cache"
+    cached, local = (found[key, "warm"] for key in ("gdsdata", "gdsdata_local"))
+    rates = [row["gb_per_s"]["median"] for row in (cached, local)]
+    assert cached["ratio_to_local"] == pytest.approx(rates[0] / rates[1]) and local["ratio_to_local"] == 1
+
+
+@pytest.mark.slow
+def test_checkpoints_and_first_batches_in_seaweedfs_are_compared(seaweedfs, tmp_path, capsys):
+    chosen = small(tmp_path, rows=["gdsdata", "gdsdata_dcp"], work=["checkpoints", "first_batch"], shards=30)
+    assert bench_run.main(settings.check(chosen), tmp_path) == 0, capsys.readouterr().out
+    found = {(row["data"], row["cache"]): row for row in results_in(tmp_path)["rows"]}
+    assert found.keys() == {("load", "cold"), ("save", "new"), ("first_batch", "cold"), ("first_batch", "warm")}
+    assert all(row["verified"] for row in found.values())
+    assert found["save", "new"]["limit"]["name"].startswith("PUTs by raw sockets")
+    for cache in ("cold", "warm"):
+        (run,) = found["first_batch", cache]["runs"]
+        due_ms = 100 + 3 * run["round_trip_ms"]
+        assert run["ratio_to_due"] == pytest.approx(run["first_batch_ms"] / due_ms) and run["bytes"] == 16 * 4 * 64 * 64
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ LIBRARIES = (
     "by_hand.windows", "by_hand.volumes", "by_hand.files", "dali", "torch_dataloader", "webdataset", "mosaic",
     "litdata", "ffcv", "spdl", "torch_checkpoints", "safetensors", "torch_checkpointing", "torchsnapshot",
     "instanttensor", "fastsafetensors", "kvikio", "torch_gds", "deepnvme", "obstore", "awscrt", "s3fs", "pyarrow_fs",
-    "boto3", "remote_shards",
+    "boto3", "remote_shards", "remote_checkpoints",
 )  # fmt: skip
 REGISTERED: dict[str, list] = collections.defaultdict(list)  # classes by case
 

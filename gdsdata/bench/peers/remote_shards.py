@@ -7,13 +7,13 @@ from gdsdata.bench.peers.litdata import LitData
 from gdsdata.bench.peers.mosaic import Mosaic
 from gdsdata.bench.peers.registry import serves
 from gdsdata.bench.peers.torch_dataloader import as_it_is
-from gdsdata.bench.peers.webdataset import SHUFFLE_BUFFER, WebDataset, stacked
+from gdsdata.bench.peers.webdataset import SHUFFLE_BUFFER, Shards, WebDataset, stacked
 
 
-class FromStore:
+class FromStore(Shards):
     """Comes before a loader of shards; its source is a StoredSource."""
 
-    path = "remote"
+    path, kinds = "remote", ("shards", "first_batch")
 
 
 def allow_plain_http(access):
@@ -27,7 +27,6 @@ def allow_plain_http(access):
 
 @serves("remote")
 class RemoteLitData(FromStore, LitData):
-    kinds = ("shards",)
     setting = "LitData's StreamingDataset(s3://..., cache_dir=), shuffle=True, and its StreamingDataLoader"
 
     def open(self):
@@ -48,7 +47,6 @@ class RemoteLitData(FromStore, LitData):
 
 @serves("remote")
 class RemoteWebDataset(FromStore, WebDataset):
-    kinds = ("shards",)
     setting = f"WebDataset over signed URLs, which it reads by curl, cache_dir=, mixed in a buffer of {SHUFFLE_BUFFER}"
 
     @classmethod
@@ -68,7 +66,6 @@ class RemoteWebDataset(FromStore, WebDataset):
 
 @serves("remote")
 class RemoteMosaic(FromStore, Mosaic):
-    kinds = ("shards",)
     setting = "MosaicML's StreamingDataset(remote=s3://..., local=), shuffle=True (py1e), and its StreamingDataLoader"
 
     def open(self):

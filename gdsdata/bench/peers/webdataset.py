@@ -14,7 +14,8 @@ SHUFFLE_BUFFER = 256  # samples
 class Shards(WorkersPeer):
     """`source` is the copy, whose files are the shards; the loader has its own order."""
 
-    path, kinds, knows_ids = "read", ("npy",), False
+    path, knows_ids = "read", False
+    kinds: tuple[str, ...] = ("npy",)
 
     @classmethod
     def variants(cls, on_gpu):

@@ -24,9 +24,12 @@ class CheckpointRow(Row):
     firsts: dict[str, float]  # figures of the first save or load
 
     def __init__(self, peer, kind, state, engine, device):
-        super().__init__(peer, registry.find("checkpoint", peer), device)
+        super().__init__(peer, self.find(peer), device)
         self.kind, self.state, self.engine = kind, state, engine
         self.staging_bytes = 0
+
+    def find(self, key):
+        return registry.find("checkpoint", key)
 
     def describe(self):
         said, peer = super().describe(), self.peer_class
@@ -60,6 +63,13 @@ class CheckpointRow(Row):
         self.peer.save(self.tensors, path)
         if not self.peer.durable:
             checkpoints.Saved(path).sync()
+
+    def load(self, path):
+        self.peer.load(self.tensors, path)
+
+    def fetched(self, path):
+        """Return where a save's own library reads it."""
+        return path
 
     # Commands of the case:
 
@@ -100,7 +110,7 @@ class CheckpointRow(Row):
         if self.kind == "save":
             self.save(path)
         else:
-            self.peer.load(self.tensors, path)
+            self.load(path)
         device.synchronize(self.device)
         return self.facts(time.perf_counter() - started, {})
 
@@ -184,12 +194,17 @@ class CheckpointRow(Row):
             self.close()
             self.drop()
             if self.kind != "load":
-                checkpoints.Saved(path).remove()
+                self.remove(path)
         return {"checked_bytes": self.state.bytes, **self.firsts}
+
+    def remove(self, path):
+        """Removes what was saved."""
+        checkpoints.Saved(path).remove()
+        return {}
 
     def loaded_from(self, path):
         self.construct()
-        self.firsts["first_s"] = self.seconds_of(self.peer.load, self.tensors, path)
+        self.firsts["first_s"] = self.seconds_of(self.load, path)
         return self.tensors
 
     def saved_to(self, path):
@@ -198,7 +213,7 @@ class CheckpointRow(Row):
             self.construct()
             self.firsts["first_s"] = self.seconds_of(self.save, path)
             self.tensors = self.state.empty("cpu")
-            stock.reader_of(self.peer_class.saves)("cpu").load(self.tensors, path)
+            stock.reader_of(self.peer_class.saves)("cpu").load(self.tensors, self.fetched(path))
             return self.tensors
         training = steps.TrainingSteps(self.device)
         self.construct()

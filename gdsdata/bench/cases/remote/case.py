@@ -6,61 +6,29 @@ same server. A run's CPU time is the client's alone.
 """
 
 import contextlib
-import functools
-from dataclasses import dataclass
+import dataclasses
 from pathlib import Path
 
-import numpy as np
-
+from gdsdata.bench.cases.checkpoint import stock
 from gdsdata.bench.cases.remote import shards
-from gdsdata.bench.cases.remote.row import pieces_of
+from gdsdata.bench.cases.remote.sources import SUFFIXES, Checkpoints, Pieces, Shards, put_checkpoint
 from gdsdata.bench.data import objects, sources
+from gdsdata.bench.data.checkpoints import State
 from gdsdata.bench.data.copies import copied
 from gdsdata.bench.data.made import DataError, data_folder, need_space
 from gdsdata.bench.harness import seaweedfs
 from gdsdata.bench.harness.case import Case
 from gdsdata.bench.harness.folders import temporary_folder
 from gdsdata.bench.harness.process import RowFailed
-from gdsdata.bench.measure import limits, raw_http, system
+from gdsdata.bench.measure import system
 from gdsdata.bench.peers import registry
 
 BUCKET, PREFIX = "gdsdata-bench", "objects"
 TOUCHED_BYTES = 256 * 2**20
-LIMIT_PIECES = 4096  # that raw sockets fetch again and again
-
-
-@dataclass
-class Shards:
-    """Volumes as files here; rows read copies of them in the store, each in its own format."""
-
-    kind: str
-    source: sources.Source
-    objects: objects.Objects  # the tars
-    length: int = 0
-
-    @property
-    def file_bytes(self):
-        return self.source.file_bytes
-
-    def summary(self):
-        return f"{self.source.summary()}; in the store as tars, and as each loader's own format"
-
-
-@dataclass
-class Pieces:
-    """Objects, and how they are read."""
-
-    kind: str
-    objects: objects.Objects
-    length: int  # of a piece; 0: whole objects
-
-    @property
-    def file_bytes(self):
-        return self.objects.file_bytes
-
-    def summary(self):
-        pieces = f", in pieces of {system.size_text(self.length)}, shuffled" if self.length else ""
-        return self.objects.summary() + pieces
+MADE = ("shards", "checkpoints", "first_batch")  # work that needs what the bench makes
+BATCH_SHAPE, BATCH_SAMPLE_BYTES = [64, 64], 16 * 2**10  # of the samples of work=first_batch
+TENSORS, DTYPES, LEAST_TENSOR_BYTES = 300, ["bfloat16", "float32"], 32 * 2**10  # of a checkpoint
+SAVES = 6  # rows that save
 
 
 class Remote(Case):
@@ -92,10 +60,10 @@ class Remote(Case):
         return access
 
     def sources(self):
-        wanted = [work for work in self.case.work if work != "shards"]
+        wanted = [work for work in self.case.work if work not in MADE]
         if self.settings.data.path:
-            if "shards" in self.case.work:
-                self.notes.append("work=shards was left out: it reads shards that the bench makes, without data.path.")
+            if left_out := [work for work in self.case.work if work in MADE]:
+                self.notes.append(f"work=[{','.join(left_out)}] was left out: the bench makes what it reads.")
             _, prefix = objects.bucket_and_prefix(self.settings.data.path)
             found = objects.listed(self.access, prefix)
         elif wanted:
@@ -103,30 +71,65 @@ class Remote(Case):
         lengths = {"ranges": self.case.range_bytes, "objects": 0, "samples": self.case.sample_bytes}
         for work in wanted:
             source = Pieces(work, found, lengths[work])
-            if not pieces_of(found, work, source.length, 0):
+            if not source.pieces(0):
                 raise ValueError(f"case.{work[:-1]}_bytes={source.length}: no object has so many bytes")
             yield source
-        if "shards" in self.case.work and not self.settings.data.path:
-            yield self.made_shards()
+        made = {"shards": self.made_shards, "checkpoints": self.made_checkpoints, "first_batch": self.made_first_batch}
+        for work in self.case.work if not self.settings.data.path else ():
+            if work in made:
+                yield from made[work]()
 
     def made_shards(self):
-        settings = self.settings.data
+        yield self.shards_of("shards", self.settings.data)
+
+    def made_first_batch(self):
+        count = self.case.shards
+        size_bytes = BATCH_SAMPLE_BYTES * self.case.shard_samples * count
+        settings = dataclasses.replace(self.settings.data, shape=BATCH_SHAPE, size_bytes=size_bytes)
+        yield self.shards_of("first_batch", settings, shards=count)
+
+    def shards_of(self, work, settings, **count):
         with self.progress.bytes("data: npy", settings.size_bytes) as advance:
             volumes = sources.source_for("npy", settings, advance)
-        self.copies = {}
-        return Shards("shards", volumes, self.copy_of(volumes, "tar").objects)
+        self.copying = work, count
+        self.copies: dict[str, shards.StoredSource] = {}
+        return Shards(work, self.copy_of(volumes, "tar").objects, 0, volumes, self.copies)
 
     def copy_of(self, volumes, kind):
         """Return the StoredSource of a copy in another format, which is put once."""
         if kind not in self.copies:
-            with self.progress.bytes(f"data: shards as {kind}", volumes.file_bytes) as advance:
-                local = copied(volumes, kind, data_folder(self.settings.data), advance)
-            with self.progress.bytes(f"put: shards as {kind}", local.file_bytes) as advance:
-                stored = objects.put_files(self.access, f"shards/{kind}", local.files, advance)
+            work, count = self.copying
+            with self.progress.bytes(f"data: {work} as {kind}", volumes.file_bytes) as advance:
+                local = copied(volumes, kind, data_folder(self.settings.data), advance, **count)
+            with self.progress.bytes(f"put: {work} as {kind}", local.file_bytes) as advance:
+                stored = objects.put_files(self.access, f"{work}/{kind}", local.files, advance)
             signed = list(self.access.signed_urls(stored.keys).values())
-            caches = str(self.folder_of_server / "caches")
+            caches = str(self.folder_of_server / "caches" / work)
             self.copies[kind] = shards.StoredSource(**vars(local), objects=stored, signed=signed, cache_folder=caches)
         return self.copies[kind]
+
+    def made_checkpoints(self):
+        """Files of each format, by its own library, which botocore puts."""
+        size_bytes = self.settings.data.size_bytes
+        tensors = max(1, min(TENSORS, size_bytes // LEAST_TENSOR_BYTES))
+        state = State(size_bytes, tensors, DTYPES, self.case.seed)
+        need = (3 + SAVES * (self.case.repeats + 1)) * state.bytes  # The server keeps what was deleted for a while.
+        need_space(self.folder_of_server, "work=checkpoints", need, "data.size_bytes=")
+        folder, urls, loaded = (
+            str(self.folder_of_server),
+            {},
+            objects.Objects(self.access, [], [], [], "put by botocore"),
+        )
+        values = dataclasses.replace(state).make("cpu")  # a copy, whose bits do not go to rows
+        for form in SUFFIXES:
+            if not registry.missing(stock.reader_of(form)):
+                with self.progress.step(f"put: checkpoint as {form}"):
+                    urls[form], stored = put_checkpoint(self.access, values, form, folder)
+                loaded.keys += stored.keys
+                loaded.sizes += stored.sizes
+        del values
+        yield Checkpoints("load", loaded, 0, state, folder, urls)
+        yield Checkpoints("save", objects.Objects(self.access, ["saved/"], [state.bytes], [], ""), 0, state, folder)
 
     def made_objects(self):
         settings, count = self.settings.data, self.case.objects
@@ -143,58 +146,37 @@ class Remote(Case):
         return summary | store | {"first_file": source.objects.urls[0], "piece_bytes": source.length}
 
     def caches(self, source):
-        possible = ["cold", "warm"] if source.kind == "shards" else ["cold"]
-        return [cache for cache in possible if cache in self.case.cache]
+        return [state for state in source.cache_states() if state in self.case.cache or state == "new"]
 
     def dtypes(self, source, cache):
-        return [np.dtype(source.source.dtype).name if source.kind == "shards" else "uint8"]
+        return [source.dtype()]
 
     def start(self, source, names):
         failures = {}
-        if source.kind == "shards":
+        if isinstance(source, Shards):
             for name in names:
                 try:
-                    self.copy_of(source.source, registry.find("remote", name, "shards").stored_as)
+                    self.copy_of(source.source, registry.find("remote", name, source.kind).stored_as)
                 except Exception as error:  # The library that writes it may be broken.
                     failures[name] = RowFailed(f"shards could not be made: {type(error).__name__}: {error}")
         return super().start(source, names) | failures
 
     def load_command(self, source):
-        if source.kind == "shards":
-            return {
-                "row": f"{shards.__name__}:ShardsRow",
-                "source": source.source,
-                "batch_size": self.case.batch_size,
-                "seed": self.case.seed,
-                "engine": self.settings.engine,
-                "copies": self.copies,
-            }
-        return {
-            "work": source.kind,
-            "objects": source.objects,
-            "length": source.length,
-            "seed": self.case.seed,
-            "connections": list(self.case.connections),
-            "engine": self.settings.engine,
-        }
+        return {"engine": self.settings.engine, **source.load_command(self.case)}
 
     def verify_command(self, row):
-        if row.table.source.kind == "shards":
-            return {"dtype": row.table.dtype, "batches": self.case.verify_batches}
-        return {"tune_seconds": self.case.tune_seconds}
+        return row.table.source.verify_command(self.case, row)
 
     def touched_bytes(self, source):
         return TOUCHED_BYTES
 
     def run(self, row):
-        used = self.server_cpu_seconds()
-        if row.table.source.kind == "shards":
-            found = row.process.run(dtype=row.table.dtype, cache=row.table.cache)
-        else:
-            found = {"resident_before": 0.0} | row.process.run(seconds=self.case.run_seconds)
+        source, used = row.table.source, self.server_cpu_seconds()
+        found = {"resident_before": 0.0} | row.process.run(**source.run_command(self.case, row))
         used = self.server_cpu_seconds() - used
+        source.after(row)
         found["others_cores"] = max(0.0, found["others_cores"] - used / found["seconds"])
-        asked = row.table.cache == "cold"
+        asked = row.table.cache != "warm"
         return found | {"server_cpu_s_per_gb": used / found["bytes"] * 1e9 if asked else None}
 
     def server_cpu_seconds(self):
@@ -202,22 +184,11 @@ class Remote(Case):
         return system.tree_cpu_seconds(self.server_pid) if self.server_pid else 0.0
 
     def take_limits(self, table, seconds):
-        """Measure raw sockets, each number of connections for `seconds`."""
-        source = table.source
-        if table.cache == "warm":
-            return {"memory_copy": limits.memory_copy(seconds)}
-        if source.kind == "shards":
-            source = Pieces("objects", source.objects, 0)
-        urls = self.access.signed_urls(source.objects.keys)
-        pieces = pieces_of(source.objects, source.kind, source.length, self.case.seed)[:LIMIT_PIECES]
-        return {
-            f"raw_sockets_{count}": limits.measured(
-                "raw sockets", functools.partial(raw_http.raw_ranges, urls, pieces, count, seconds)
-            )
-            for count in self.case.connections
-        }
+        return table.source.limits(table, self.case, seconds)
 
     def limit_for(self, table, found):
+        if not found:
+            return None, "first batches are compared by their time"
         if table.cache == "warm":
             return super().limit_for(table, found)
         measured = [one for one in found.values() if "gb_per_s" in one]
@@ -225,12 +196,23 @@ class Remote(Case):
             return None, next(iter(found.values()))["unavailable"]
         raw = max(measured, key=lambda one: one["gb_per_s"])
         cost = f"{raw['connections']:.0f} connections, {raw['cpu_s_per_gb']:.2f} CPU s/GB"
-        return raw["gb_per_s"], f"range GETs by raw sockets, {cost}"
+        return raw["gb_per_s"], f"{'PUTs' if table.cache == 'new' else 'range GETs'} by raw sockets, {cost}"
+
+    def compared(self, table, limit, limit_name):
+        """Adds the ratio of each row to gdsdata's own from local files."""
+        found = super().compared(table, limit, limit_name)
+        rates = {one["key"]: one["gb_per_s"]["median"] for one in found if one["gb_per_s"]}
+        local = rates.get("gdsdata_local")
+        for one in found:
+            one["ratio_to_local"] = rates[one["key"]] / local if local and one["key"] in rates else None
+        return found
 
     def summary(self, row):
         return row.summary() | {
             "piece_bytes": row.table.source.length,
             "pieces_per_s": row.spread("pieces_per_s"),
             "first_batch_ms": row.spread("first_batch_ms"),
+            "round_trip_ms": row.spread("round_trip_ms"),
+            "ratio_to_due": row.spread("ratio_to_due"),
             "server_cpu_s_per_gb": row.spread("server_cpu_s_per_gb"),
         }

@@ -7,18 +7,19 @@ from gdsdata.bench.cases.settings import CaseSettings, setting, some_of
 
 @dataclass
 class RemoteSettings(CaseSettings):
-    """Objects of a store: ranges, whole objects, shuffled samples and batches of shards.
+    """Objects of a store: ranges, samples, batches of shards, and checkpoints.
 
     `cache` is that of this case: cold, bytes come from the server; warm, from a loader's own cache
     on the local disk.
     """
 
-    SMALL = {"run_seconds": 0.5, "tune_seconds": 0.2, "objects": 4}
+    SMALL = {"run_seconds": 0.5, "tune_seconds": 0.2, "objects": 4, "shards": 20}
 
     work: list[str] = some_of(
-        ["ranges", "objects", "samples", "shards"],
+        ["ranges", "objects", "samples", "shards", "checkpoints", "first_batch"],
         "ranges: of range_bytes, shuffled; objects: whole; samples: of sample_bytes, shuffled; shards: batches of tars "
-        "and of other loaders' formats, from the server (case.cache=[cold]) and from the loader's cache ([warm])",
+        "and of other loaders' formats, from the server (case.cache=[cold]) and from the loader's cache ([warm]); "
+        "checkpoints: loaded and saved; first_batch: of many small shards, in a new process",
     )
     endpoint_url: str = setting(
         "",
@@ -35,6 +36,8 @@ class RemoteSettings(CaseSettings):
     range_bytes: int = setting(2**20, "of work=ranges")
     sample_bytes: int = setting(2**15, "of work=samples")
     batch_size: int = setting(16, "volumes in a batch of work=shards")
+    shards: int = setting(1000, "work=first_batch: so many")
+    shard_samples: int = setting(4, "work=first_batch: samples of 16 KiB in a shard")
     verify_batches: int = setting(8, "work=shards: batches of two epochs that are compared before timing")
     run_seconds: float = setting(3.0, "a run ends with the pass that this time ends in; shards: with the epoch")
     tune_seconds: float = setting(0.5, "of each number of connections that is tried")
@@ -43,8 +46,8 @@ class RemoteSettings(CaseSettings):
         super().check_all(data)
         if data.path and not data.path.startswith("s3://"):
             raise ValueError(f"data.path={data.path}: case=remote reads s3://BUCKET/PREFIX")
-        if data.path and self.work == ["shards"]:
-            raise ValueError("case.work=[shards]: it makes its shards, so leave data.path= out")
+        if data.path and not {"ranges", "objects", "samples"} & set(self.work):
+            raise ValueError(f"case.work={self.work}: the bench makes what it reads, so leave data.path= out")
 
     def make_small(self):
         super().make_small()

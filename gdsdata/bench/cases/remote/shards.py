@@ -1,16 +1,24 @@
 """The row's side of case=remote: batches of shards that lie in a store."""
 
+import importlib
+import multiprocessing
 import shutil
+import sys
 import time
-from dataclasses import dataclass, field
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from gdsdata.bench.cases.loader.row import BatchRow
 from gdsdata.bench.data.objects import Objects
 from gdsdata.bench.data.sources import Source
-from gdsdata.bench.measure import device, system
+from gdsdata.bench.measure import device, raw_http, system
 from gdsdata.bench.peers import registry
+
+DUE_S, ROUND_TRIPS = 0.1, 3  # A first batch is due within this time and so many round trips.
 
 
 @dataclass
@@ -31,6 +39,10 @@ class StoredSource(Source):
 
 
 class ShardsRow(BatchRow):
+    def __init__(self, **command):
+        super().__init__(**command)
+        self.source = replace(self.source, cache_folder=str(Path(self.source.cache_folder) / self.key))
+
     def find(self, key):
         return registry.find("remote", key, "shards")
 
@@ -41,18 +53,13 @@ class ShardsRow(BatchRow):
         folder.mkdir(parents=True)
 
     def verify(self, dtype, batches):
-        self.source.cache_folder = str(Path(self.source.cache_folder) / self.key)
         self.empty_cache()
         found = super().verify(dtype, batches)
         return {"checked_bytes": found["checked_batches"] * self.batch_size * self.source.sample_bytes, **found}
 
     def run(self, dtype, cache):
         """Time one epoch, from construction on, with an empty cache or a full one."""
-        if cache == "cold":
-            self.empty_cache()
-        else:
-            self.fill_cache(dtype)
-        resident = self.resident_share()
+        resident = self.made_ready(dtype, cache)
         self.start_cpu_clock()
         first: Any = None
         started, samples = time.perf_counter(), 0
@@ -75,11 +82,56 @@ class ShardsRow(BatchRow):
             pass
         self.close()
 
-    def resident_share(self):
-        """Return the share of the cache's files that is in the page cache; 0 without files."""
-        files = [path for path in Path(self.source.cache_folder).rglob("*") if path.is_file() and path.stat().st_size]
-        return system.resident_share(files) if files else 0.0
+    def made_ready(self, dtype, cache):
+        """Empty the cache, or fill it and warm its files; return their share in the page cache."""
+        if cache == "cold":
+            self.empty_cache()
+            return 0.0
+        self.fill_cache(dtype)
+        cached = [path for path in Path(self.source.cache_folder).rglob("*") if path.is_file() and path.stat().st_size]
+        return system.warm(cached or self.source.files)
+
+    def first_batch(self, dtype):
+        """Time the first batch from construction on; return the run and the batch."""
+        importlib.import_module(self.peer_class.package or "gdsdata")
+        self.start_cpu_clock()
+        started = time.perf_counter()
+        self.construct(dtype)
+        batch = next(iter(self.peer.epoch(0)))
+        elapsed = self.seconds_since(started)
+        found = {"bytes": batch.nbytes, "seconds": elapsed, "first_batch_ms": elapsed * 1e3}
+        found |= {"served": {}, "path": self.peer.path}  # A library may count more than the batch.
+        return found | self.after(), batch.cpu().numpy()
 
     def seconds_since(self, started):
         device.synchronize(self.device)
         return time.perf_counter() - started
+
+
+def first_batch(command, dtype):
+    multiprocessing.set_start_method(None, force=True)  # Loaders start their workers as in any program.
+    return ShardsRow(**command).first_batch(dtype)
+
+
+class FirstBatchRow(ShardsRow):
+    """Each of its runs is the first batch of a new process."""
+
+    def __init__(self, **command):
+        self.command = command
+        super().__init__(**command)
+        sys.dont_write_bytecode = False  # Verifying leaves compiled modules, as an installed package has them.
+
+    def run(self, dtype, cache):
+        found = {"resident_before": self.made_ready(dtype, cache)}
+        round_trip_s = raw_http.round_trip_s(self.source.signed[0])
+        self.start_cpu_clock()
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+            timed, batch = process.submit(first_batch, self.command, dtype).result()
+        used = system.cpu_seconds()
+        found["untimed_cpu_seconds"] = used - self.cpu_before - timed["cpu_seconds"]
+        self.cpu_before = used - timed["cpu_seconds"]
+        self.seen: set[int] = set()
+        self.compare(0, 0, None, torch.from_numpy(batch), dtype)
+        due_s = DUE_S + ROUND_TRIPS * round_trip_s
+        timed |= {"path": "local cache"} if cache == "warm" else {}
+        return found | timed | {"round_trip_ms": round_trip_s * 1e3, "ratio_to_due": timed["seconds"] / due_s}

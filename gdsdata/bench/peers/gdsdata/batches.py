@@ -110,7 +110,8 @@ class PinnedBatches(Batches):
 
 @serves("loader")
 class TarBatches(Batches):
-    key, name, stored_as, kinds = "gdsdata_tar", "gdsdata, tars", "tar", ("npy",)
+    key, name, stored_as = "gdsdata_tar", "gdsdata, tars", "tar"
+    kinds: tuple[str, ...] = ("npy",)
     setting = "GDSDataset over WebDataset's tars, whose index is kept; a batch is a view of its .npy files"
 
     def layout(self):

@@ -5,9 +5,11 @@ import time
 import gdsdata
 from gdsdata import formats
 from gdsdata.bench.peers.gdsdata.batches import TarBatches
+from gdsdata.bench.peers.gdsdata.checkpoints import Dcp, Pt, Safetensors
 from gdsdata.bench.peers.object_clients import RemotePeer
 from gdsdata.bench.peers.protocols import BatchPeer, counted
 from gdsdata.bench.peers.registry import serves
+from gdsdata.bench.peers.remote_checkpoints import Stored
 from gdsdata.storage.secret import Keys
 
 BATCH_BYTES, MOST_SAMPLES = 8 * 2**20, 256  # of a batch of pieces
@@ -91,14 +93,16 @@ class LanesOfPieces(RemotePieces):
 
 @serves("remote")
 class RemoteTars(TarBatches):
-    key, name, kinds, path = "gdsdata", "gdsdata", ("shards",), "remote"
-    setting = "GDSDataset over the tars' URLs with cache=; a batch is a view of its .npy files"
+    key, name, path = "gdsdata", "gdsdata", "remote"
+    kinds: tuple[str, ...] = ("shards", "first_batch")
+    setting = "GDSDataset over a glob of the tars' URLs with cache=; a batch is a view of its .npy files"
     knows_ids = False
     has_cache = True
     shuffle: bool | str = "auto"
 
     def open(self):
-        cache = self.source.cache_folder if self.has_cache else None
+        folder = self.source.cache_folder
+        index_folder = "user" if self.has_cache else f"{folder}-index"  # "user" is in the cache, if there is one
         self.dataset = gdsdata.GDSDataset(
             self.urls(),
             batch_size=self.batch_size,
@@ -107,13 +111,13 @@ class RemoteTars(TarBatches):
             seed=self.seed,
             device=self.device,
             sharding=gdsdata.Sharding(rank=0, world_size=1),
-            cache=cache,
+            cache=folder if self.has_cache else None,
             storage_options=storage_options(self.source.objects.access),
-            reading=gdsdata.Reading(gdsdata.EngineOptions(**self.engine)),
+            reading=gdsdata.Reading(gdsdata.EngineOptions(**self.engine), index_cache=index_folder),
         )
 
     def urls(self):
-        return self.source.objects.urls
+        return f"{self.source.folder_url}/*.tar"
 
     def expected_ids(self, epoch, batches):
         return BatchPeer.expected_ids(self, epoch, batches)
@@ -122,7 +126,7 @@ class RemoteTars(TarBatches):
 @serves("remote")
 class StreamedTars(RemoteTars):
     key, name, caches, has_cache = "gdsdata_streamed", "gdsdata, no cache", ("cold",), False
-    setting = "GDSDataset over the tars' URLs; nothing is written"
+    setting = "GDSDataset over a glob of the tars' URLs; only the index is kept for the next start"
 
 
 @serves("remote")
@@ -130,7 +134,28 @@ class LocalTars(RemoteTars):
     """The files that the tars were put from, as a second epoch from the cache may be at best."""
 
     key, name, caches, has_cache, path = "gdsdata_local", "gdsdata, local files", ("warm",), False, ""
+    kinds = ("shards",)
     setting = "GDSDataset over the same tars as local files, for comparison"
 
     def urls(self):
         return self.source.files
+
+
+@serves("remote")
+class StoredPt(Stored, Pt):
+    setting = "gdsdata.save to, and gdsdata.load of, the URL of a .pt object"
+
+    def load(self, into, path):
+        with self.counts:
+            return gdsdata.load(path, self.device, options=self.options)
+
+
+@serves("remote")
+class StoredSafetensors(StoredPt, Safetensors):
+    setting = "the same of a .safetensors object"
+
+
+@serves("remote")
+class StoredDcp(Stored, Dcp):
+    setting = f"{Dcp.setting}, over the URL of a folder"
+    fills = True

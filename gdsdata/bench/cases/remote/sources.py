@@ -1,0 +1,181 @@
+"""The bench's side of case=remote: what is read or written, a class for each way."""
+
+import dataclasses
+import functools
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gdsdata.bench.cases.checkpoint import stock
+from gdsdata.bench.cases.remote import checkpoints, shards
+from gdsdata.bench.cases.remote.row import pieces_of
+from gdsdata.bench.data import objects
+from gdsdata.bench.data.checkpoints import Saved
+from gdsdata.bench.measure import limits, raw_http, system
+
+LIMIT_PIECES = 4096  # that raw sockets fetch again and again
+SUFFIXES = {"dcp": "", "pt": ".pt", "safetensors": ".safetensors"}
+PART_BYTES = 8 * 2**20  # that raw sockets move of a checkpoint
+
+
+@dataclass
+class Stored:
+    """Objects, and how they are read."""
+
+    kind: str
+    objects: objects.Objects
+    length: int = 0  # of a piece; 0: whole objects
+
+    def cache_states(self):
+        return ["cold"]
+
+    def dtype(self):
+        return "uint8"
+
+    @property
+    def file_bytes(self):
+        return self.objects.file_bytes
+
+    def summary(self):
+        return self.objects.summary()
+
+    def pieces(self, seed):
+        """Return what raw sockets fetch, which is the limit."""
+        return pieces_of(self.objects, "objects", 0, seed)
+
+    def limits(self, table, case, seconds):
+        """Measure raw sockets, each number of connections for `seconds`."""
+        access = self.objects.access
+        urls = access.signed_urls(self.objects.keys)
+        pieces = self.pieces(case.seed)[:LIMIT_PIECES]
+        return by_connections(case, lambda count: raw_http.raw_ranges(urls, pieces, count, seconds))
+
+    def after(self, row):
+        """Do what a run leaves to do, untimed."""
+
+
+def by_connections(case, measure):
+    return {
+        f"raw_sockets_{count}": limits.measured("raw sockets", functools.partial(measure, count))
+        for count in case.connections
+    }
+
+
+class Pieces(Stored):
+    """Objects that are read piece by piece."""
+
+    def summary(self):
+        return super().summary() + (f", in pieces of {system.size_text(self.length)}, shuffled" if self.length else "")
+
+    def pieces(self, seed):
+        return pieces_of(self.objects, self.kind, self.length, seed)
+
+    def load_command(self, case):
+        command = {"work": self.kind, "objects": self.objects, "length": self.length, "seed": case.seed}
+        return command | {"connections": list(case.connections)}
+
+    def verify_command(self, case, row):
+        return {"tune_seconds": case.tune_seconds}
+
+    def run_command(self, case, row):
+        return {"seconds": case.run_seconds}
+
+
+@dataclass
+class Shards(Stored):
+    """Volumes as files here; rows read copies of them in the store, each in its own format."""
+
+    source: Any = None  # the volumes
+    copies: dict = dataclasses.field(default_factory=dict)  # {format: StoredSource}
+
+    def cache_states(self):
+        return ["cold", "warm"]
+
+    def dtype(self):
+        return np.dtype(self.source.dtype).name
+
+    @property
+    def file_bytes(self):
+        return self.source.file_bytes
+
+    def summary(self):
+        count = len(self.objects.keys)
+        return f"{self.source.summary()}; in the store as {count:,} tars, and as each loader's own format"
+
+    def load_command(self, case):
+        row = shards.FirstBatchRow if self.kind == "first_batch" else shards.ShardsRow
+        command = {"row": f"{shards.__name__}:{row.__name__}", "source": self.source, "copies": self.copies}
+        return command | {"batch_size": case.batch_size, "seed": case.seed}
+
+    def verify_command(self, case, row):
+        return {"dtype": row.table.dtype, "batches": 1 if self.kind == "first_batch" else case.verify_batches}
+
+    def run_command(self, case, row):
+        return {"dtype": row.table.dtype, "cache": row.table.cache}
+
+    def limits(self, table, case, seconds):
+        if self.kind == "first_batch":
+            return {}  # Its round trips are measured with each run.
+        if table.cache == "warm":
+            return {"memory_copy": limits.memory_copy(seconds)}
+        return super().limits(table, case, seconds)
+
+
+@dataclass
+class Checkpoints(Stored):
+    """A state of many tensors, which is loaded (kind "load") or saved (kind "save")."""
+
+    state: Any = None
+    folder: str = ""  # where saves are read back
+    urls: dict = dataclasses.field(default_factory=dict)  # {format: what is loaded}
+
+    def cache_states(self):
+        return ["cold"] if self.kind == "load" else ["new"]
+
+    def dtype(self):
+        return "+".join(self.state.dtypes)
+
+    def summary(self):
+        return f"{self.state.summary()}, as an object each or a folder of torch's DCP"
+
+    def pieces(self, seed):
+        return self.objects.pieces(min(PART_BYTES, max(self.objects.sizes)))
+
+    def limits(self, table, case, seconds):
+        if self.kind == "load":
+            return super().limits(table, case, seconds)
+        access, size = self.objects.access, min(PART_BYTES, self.state.bytes)
+        keys = [f"limit/{at}" for at in range(max(case.connections))]
+        urls = list(access.signed_urls(keys, "put_object").values())
+        return by_connections(case, lambda count: raw_http.raw_puts(urls[:count], size, seconds))
+
+    def url(self, row):
+        if self.kind == "load":
+            return self.urls[row.described["loads"]]
+        return f"s3://{self.objects.access.bucket}/saved/{row.key}{SUFFIXES[row.described['saves']]}"
+
+    def load_command(self, case):
+        command = {"row": f"{checkpoints.__name__}:StoredCheckpointRow", "kind": self.kind, "state": self.state}
+        return command | {"access": self.objects.access, "folder": self.folder}
+
+    def verify_command(self, case, row):
+        return {"path": self.url(row)}
+
+    def run_command(self, case, row):
+        return {"path": self.url(row)}
+
+    def after(self, row):
+        row.process.ask("compare")
+        if self.kind == "save":
+            row.process.ask("remove", path=self.url(row))
+
+
+def put_checkpoint(access, tensors, form, folder):
+    """Write a checkpoint by its own library, put it by botocore, and return (URL, Objects)."""
+    file = Saved(os.path.join(folder, f"state{SUFFIXES[form]}"))
+    stock.reader_of(form)("cpu").save(tensors, file.path)
+    stored = objects.put_files(access, f"checkpoints{'' if SUFFIXES[form] else '/state'}", file.files)
+    file.remove()
+    return f"s3://{access.bucket}/checkpoints/state{SUFFIXES[form]}", stored
