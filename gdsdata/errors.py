@@ -99,3 +99,7 @@ class SaveAborted(GdsdataError):
     def __init__(self, message: str, rank: int = -1) -> None:
         super().__init__(message)
         self.rank = rank
+
+
+class RankLost(GdsdataError):
+    """A process that reads together with this one has ended, or was silent for too long."""

@@ -1,0 +1,5 @@
+"""Read once, give to all: the ranks of a process group share what they read.
+
+`agreement` keeps the ranks in step, and has an error of one raised on all. `plan` says who reads
+what and who gets it, and `transfers` carries that out.
+"""

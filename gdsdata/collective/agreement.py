@@ -1,0 +1,373 @@
+"""`Agreement`: the ranks of a group proceed in step, and an error of one is raised on all.
+
+Between two agreements, a rank works by itself. In an agreement, all ranks exchange a short header
+over gloo, in a process group of its own, so the user's group has no part in it. A rank whose code
+raises says so in the next agreement, and then all exchange the error. So nobody waits for a rank
+that has given up.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import os
+import pickle
+import socket
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+import torch
+import torch.distributed
+
+from gdsdata.collective.shared_errors import first_error, packed, unpacked, words_of_values
+from gdsdata.errors import RankLost
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup, Work
+
+# A rank that waits for its own work says so this often.
+_BEAT_S = 1.0
+_NUMBERS = 6  # of a header, behind its kind
+
+
+class Kind(enum.IntEnum):
+    """Why a rank takes part in an agreement."""
+
+    BEGIN = 1  # of a session
+    BUSY = 2  # its own work takes long; the others repeat their agreement
+    OBJECTS = 3  # the ranks exchange a value each
+    WANTS = 4  # it has something to read
+    STEP = 5  # of a schedule
+    DONE = 6  # it needs nothing more
+    ERROR = 7  # its code has raised
+
+
+_ALLOWED_TOGETHER = frozenset({Kind.WANTS, Kind.DONE})
+
+
+class _Twin:
+    """A gloo group with the ranks of the user's group.
+
+    Attributes:
+        group: of gloo.
+        in_use: held during a session, because the ranks agree on one thing at a time.
+        nodes: the number of each rank's node; None until it is known.
+    """
+
+    def __init__(self, group: Any) -> None:
+        self.group = group
+        self.in_use = threading.Lock()
+        self.nodes: np.ndarray | None = None
+
+
+# By the user's group, and the timeout. A destroyed group leaves both.
+_twins: weakref.WeakKeyDictionary[Any, dict[float, _Twin]] = weakref.WeakKeyDictionary()
+_made: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # so many twins of a group
+
+
+def group_of(group: Any) -> ProcessGroup | None:
+    """Return the process group that ``group=`` means.
+
+    Args:
+        group: a process group, a `DeviceMesh` of one dimension, ``"auto"`` (the default group, if
+            there is one), or None.
+
+    Returns:
+        None: there are no other ranks.
+
+    Raises:
+        ValueError: it is none of these, or this process is no rank of it.
+    """
+    if group is None:
+        return None
+    distributed = torch.distributed
+    if isinstance(group, str):
+        if group != "auto":
+            raise ValueError(f'group={group!r}: give a process group, a DeviceMesh of one dimension, or "auto"')
+        is_ready = distributed.is_available() and distributed.is_initialized()
+        group = distributed.group.WORLD if is_ready else None
+    elif hasattr(group, "get_group") and hasattr(group, "ndim"):  # a DeviceMesh, whose import takes time
+        if group.ndim != 1:
+            raise ValueError(f'group= is a mesh of {group.ndim} dimensions: give one of them, as mesh["dp"]')
+        group = group.get_group()
+    if group is None:
+        return None
+    if group == distributed.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError("group=: this process is no rank of the group, so it must not make this call")
+    if not isinstance(group, distributed.ProcessGroup):
+        raise ValueError(f'group={group!r}: give a process group, a DeviceMesh of one dimension, or "auto"')
+    return group if group.size() > 1 else None
+
+
+class Agreement:
+    """The ranks of a group, which enter the same sessions in the same order.
+
+    Args:
+        group: with several ranks.
+        timeout_s: how long a rank may be silent. A rank that reads says so every second; one that
+            opens files or allocates memory does not.
+
+    Attributes:
+        group: of the user.
+        ranks: the rank in the default group of each rank.
+        rank: of this process in the group.
+        count: how many ranks there are.
+    """
+
+    def __init__(self, group: ProcessGroup, timeout_s: float) -> None:
+        self.group, self.timeout_s = group, timeout_s
+        self.ranks: list[int] = torch.distributed.get_process_group_ranks(group)
+        self.rank, self.count = group.rank(), group.size()
+
+    def session(self, call: Mapping[str, object], take_part: Callable[[Session, np.ndarray], None]) -> Session:
+        """Return a context in which all ranks make the same call.
+
+        Args:
+            call: the name of the call, and those of its arguments that must not differ.
+            take_part: called with the headers of an agreement in which this rank was done and
+                others had `Kind.WANTS`. It does what their next agreements need.
+        """
+        return Session(self, call, take_part)
+
+    def twin(self) -> _Twin:
+        """Return the gloo group, which all ranks make at their first session.
+
+        Raises:
+            RankLost: a rank did not come in time.
+        """
+        kept = _twins.setdefault(self.group, {})
+        if self.timeout_s not in kept:
+            number = _made[self.group] = _made.get(self.group, 0) + 1
+            store = torch.distributed.PrefixStore(f"gdsdata/{number}", self.group.get_group_store())
+            timeout = timedelta(seconds=self.timeout_s)
+            try:
+                made = torch.distributed.ProcessGroupGloo(store, self.rank, self.count, timeout)
+            except RuntimeError as error:
+                raise self.lost(error) from error
+            kept[self.timeout_s] = _Twin(made)
+        return kept[self.timeout_s]
+
+    def drop_twin(self) -> None:
+        """Close the connections, so that the others notice. The next session makes new ones."""
+        _twins.get(self.group, {}).pop(self.timeout_s, None)
+
+    def lost(self, error: Exception | str) -> RankLost:
+        """Return the error of a rank that ended or is silent."""
+        said = str(error).splitlines()[0]
+        return RankLost(
+            f"a rank of the {self.count} that read together has ended, or was silent for {self.timeout_s:g} s: {said}. "
+            "Look for its own error, and start all ranks again"
+        )
+
+
+class Session:
+    """One call that all ranks of an `Agreement` make.
+
+        with agreement.session({"call": "load", "verify": False}, take_part) as session:
+            ...
+
+    If the block raises on one rank, all ranks raise that error, with a note that has the rank. The
+    block ends when all ranks have ended it. One thread uses it.
+
+    Raises (each method, and the end of the block):
+        ValueError: the ranks make different calls.
+        RankLost: a rank has ended, or is silent for too long.
+        Exception: the error of another rank.
+    """
+
+    def __init__(
+        self, agreement: Agreement, call: Mapping[str, object], take_part: Callable[[Session, np.ndarray], None]
+    ) -> None:
+        self.agreement, self.rank, self.count = agreement, agreement.rank, agreement.count
+        self._call, self._take_part = dict(call), take_part
+        self._twin: _Twin | None = None
+        self._is_over = False  # all ranks know of an error, or some are lost
+
+    def __enter__(self) -> Session:
+        twin = self.agreement.twin()
+        twin.in_use.acquire()
+        self._twin = twin
+        try:
+            self._begin()
+        except BaseException:
+            self._leave()
+            raise
+        return self
+
+    def _begin(self) -> None:
+        said = hashlib.blake2b(repr(sorted(self._call.items())).encode(), digest_size=8).digest()
+        headers = self.agree(Kind.BEGIN, int.from_bytes(said, "little", signed=True))
+        if (headers[:, 1] != headers[0, 1]).any():
+            calls = [pickle.loads(one) for one in self._exchanged(pickle.dumps(self._call))]
+            self._is_over = True
+            raise ValueError(f"the ranks of the group make different calls: {words_of_values(calls)}")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if self._is_over:
+                return
+            if error is None:
+                self._end()
+            elif isinstance(error, Exception):
+                self._gathered(Kind.ERROR)
+                self._raise_errors(error)
+            else:  # the program ends
+                self.agreement.drop_twin()
+        finally:
+            self._leave()
+
+    def _end(self) -> None:
+        """Take part in what other ranks still do."""
+        try:
+            while True:
+                headers = self.agree(Kind.DONE)
+                if (headers[:, 0] == Kind.DONE).all():
+                    return
+                self._take_part(self, headers)
+        except Exception as error:
+            if not self._is_over:
+                self._gathered(Kind.ERROR)
+                self._raise_errors(error)
+            raise
+
+    def _leave(self) -> None:
+        if self._twin is not None:
+            twin, self._twin = self._twin, None
+            twin.in_use.release()
+
+    # ------------------------------------------------------------------------------------------ agreements
+
+    def agree(self, kind: Kind, *numbers: int) -> np.ndarray:
+        """Take part in an agreement, and return the headers of all ranks.
+
+        It is repeated while a rank is busy.
+
+        Returns:
+            int64 (count, 7): kind and numbers of each rank.
+        """
+        while True:
+            headers = self._gathered(kind, *numbers)
+            self._raise_if_failed(headers)
+            kinds = headers[:, 0]
+            if (kinds == Kind.BUSY).any():
+                continue
+            found = set(map(Kind, kinds.tolist()))
+            if len(found) > 1 and not found <= _ALLOWED_TOGETHER:
+                self._is_over = True
+                said = [{"agreement": Kind(one).name.lower()} for one in kinds.tolist()]
+                raise ValueError(f"the ranks of the group are at different places: {words_of_values(said)}")
+            return headers
+
+    def wait(self, is_done: Callable[[float], bool], timeout_s: float | None = None) -> None:
+        """Wait for work of this rank, and meanwhile have the others wait.
+
+        Args:
+            is_done: waits for at most so many seconds, and returns whether the work is done.
+            timeout_s: how long the work may take; None: it ends by itself.
+
+        Raises:
+            RankLost: the work took longer.
+        """
+        waited_s = 0.0
+        while not is_done(_BEAT_S):
+            waited_s += _BEAT_S
+            if timeout_s is not None and waited_s >= timeout_s:
+                raise self._lost("a transfer does not end")
+            self._raise_if_failed(self._gathered(Kind.BUSY))
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the values of all ranks, which all make this call.
+
+        They are pickled, and should be small: a rank has all of them in memory.
+        """
+        content = pickle.dumps(value)
+        self.agree(Kind.OBJECTS)
+        return [pickle.loads(one) for one in self._exchanged(content)]
+
+    def nodes(self) -> np.ndarray:
+        """Return the number of each rank's node; all ranks make this call."""
+        assert self._twin is not None
+        if self._twin.nodes is None:
+            names = self.gather(node_name())
+            self._twin.nodes = np.array([names.index(name) for name in names], np.int64)
+        return self._twin.nodes
+
+    # ------------------------------------------------------------------------------------------ tensors on the CPU
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> None:
+        """Fill a tensor with that of the rank ``root``; all ranks make this call."""
+        self.complete(self._made(lambda group: group.broadcast(tensor, root)))
+
+    def send(self, tensor: torch.Tensor, rank: int) -> Work:
+        """Begin to send a tensor to another rank, which calls `receive` in the same order."""
+        return self._made(lambda group: group.send([tensor], rank, 0))
+
+    def receive(self, tensor: torch.Tensor, rank: int) -> Work:
+        """Begin to fill a tensor with one that another rank sends."""
+        return self._made(lambda group: group.recv([tensor], rank, 0))
+
+    def complete(self, work: Work) -> None:
+        """Wait for a transfer."""
+        self._made(lambda _: work.wait())
+
+    # ------------------------------------------------------------------------------------------ exchanges
+
+    def _made(self, call: Callable[[Any], Any]) -> Any:
+        assert self._twin is not None
+        try:
+            return call(self._twin.group)
+        except RuntimeError as error:  # of gloo, which has no type of its own
+            raise self._lost(error) from error
+
+    def _lost(self, error: Exception | str) -> RankLost:
+        self._is_over = True
+        self.agreement.drop_twin()
+        return self.agreement.lost(error)
+
+    def _gathered(self, kind: Kind, *numbers: int) -> np.ndarray:
+        mine = np.zeros(1 + _NUMBERS, np.int64)
+        mine[: 1 + len(numbers)] = (kind, *numbers)
+        return self._all(torch.from_numpy(mine)).numpy()
+
+    def _all(self, mine: torch.Tensor) -> torch.Tensor:
+        found = torch.empty((self.count, *mine.shape), dtype=mine.dtype)
+        self.complete(self._made(lambda group: group.allgather([list(found.unbind(0))], [mine])))
+        return found
+
+    def _exchanged(self, content: bytes) -> list[bytes]:
+        """Return the bytes of all ranks."""
+        sizes = self._all(torch.tensor([len(content)]))[:, 0].tolist()
+        padded = torch.from_numpy(np.frombuffer(content.ljust(max(sizes), b"\0"), np.uint8).copy())
+        return [row[:size].numpy().tobytes() for row, size in zip(self._all(padded), sizes, strict=True)]
+
+    def _raise_if_failed(self, headers: np.ndarray) -> None:
+        if (headers[:, 0] == Kind.ERROR).any():
+            self._raise_errors(None)
+
+    def _raise_errors(self, mine: Exception | None) -> NoReturn:
+        """Exchange the errors of all ranks, and raise the first one."""
+        self._is_over = True
+        errors = [unpacked(content) for content in self._exchanged(packed(mine))]
+        rank, note = first_error(errors)
+        error = mine if rank == self.rank else errors[rank]
+        assert error is not None
+        if note and hasattr(error, "add_note"):  # since Python 3.11
+            error.add_note(note)
+        raise error
+
+
+def node_name() -> str:
+    """Return what processes have in common that run on one machine, in one container."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            boot = file.read().strip()
+    except OSError:
+        boot = ""
+    return f"{socket.gethostname()} {boot} {os.uname().machine}"
