@@ -156,3 +156,9 @@ def init_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
     from torch.distributed.checkpoint.state_dict import _init_optim_state
 
     _init_optim_state(optimizer)
+
+
+# --- torch.distributed ------------------------------------------------------------------------------------------------
+
+# Copies each tensor of the second list into that of the first list: few kernels on a GPU.
+copy_each: Callable[[list[torch.Tensor], list[torch.Tensor]], object] = torch._foreach_copy_

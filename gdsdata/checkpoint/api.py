@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,6 +21,9 @@ from gdsdata.checkpoint.tree import first_device
 from gdsdata.checkpoint.urls import is_url
 from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
+
+if TYPE_CHECKING:
+    from gdsdata.collective.transfers import SharedReads
 
 # Shorter loads need little of the engine's memory.
 _LONG_LOAD_BYTES = 256 << 20
@@ -101,6 +104,8 @@ def load(
     strict: bool = True,
     verify: bool = False,
     weights_only: bool = True,
+    group: Any = None,
+    once: str | None = None,
     options: EngineOptions | None = None,
 ) -> Any:
     """Read a checkpoint.
@@ -116,6 +121,11 @@ def load(
     themselves:
 
         model.load_state_dict(gdsdata.load("model.safetensors", device="cuda"), assign=True)
+
+    Ranks that want the same bytes read each of them once, and pass them on (NCCL between GPUs, gloo
+    on the CPU). All ranks of the group call this:
+
+        state = gdsdata.load("model.safetensors", device="cuda", group="auto")
 
     Bytes go straight into the tensors. A load needs only the engine's own memory besides (see
     `EngineOptions`). Tensors that shared memory when torch saved them share it again, except those
@@ -144,6 +154,16 @@ def load(
         verify: compare checksums while reading. Files of torch have them, and safetensors files
             that gdsdata wrote.
         weights_only: torch's rules for what a pickle may make (`torch.load`).
+        group: the ranks that read together: a process group, a `DeviceMesh` of one dimension (as
+            ``mesh["dp"]``), or ``"auto"``: the default group, if torch.distributed has several
+            ranks. They may ask for different tensors, and into different kinds of memory. Those
+            that several want are read by one of them. With ``verify``, that one compares the
+            checksum before it passes bytes on. An error on one rank is raised on all. Each rank
+            needs up to 128 MiB more on the CPU, and on the GPU if that gets tensors below 1 MiB.
+            If only torch can read a file, each rank reads all of it. None: this process alone.
+        once: ``"node"``: each node reads by itself what its ranks want. ``"job"``: one rank of all
+            nodes reads a piece, and sends it once to each other node. None: ``"job"`` for URLs and
+            shared file systems (NFS, Lustre, ...), else ``"node"``.
         options: of the engine; None: the defaults.
 
     Returns:
@@ -153,19 +173,48 @@ def load(
         FileNotFoundError, IoError: the file cannot be opened or read, or is a folder.
         PermissionError: the store's credentials do not allow it.
         CorruptData: the file is damaged (with ``verify`` the message has the tensor's name), has
-            none of these formats, or was changed in place meanwhile.
+            none of these formats, or was changed in place meanwhile. With ``group``: ranks see
+            different versions of it.
         ValueError: ``only`` matches no name; ``into`` has other names, shapes or (without
-            ``dtype``) dtypes; or a tensor of ``into`` is on the meta device.
+            ``dtype``) dtypes; or a tensor of ``into`` is on the meta device. With ``group``: ranks
+            give different ``verify``, ``weights_only`` or ``once``, or make different calls.
+        RankLost: a rank of ``group`` has ended, or was silent for five times
+            ``options.stall_timeout_s``. A rank that reads is not silent.
         TypeError: an argument has another type, such as several paths, or a module as ``into``.
         pickle.UnpicklingError: ``weights_only`` forbids something in the file.
         RuntimeError, AttributeError, ...: other errors of `torch.load`, with the path.
 
     Stream semantics: the bytes are in place when this returns, for every stream.
     """
+    options = options or EngineOptions()
+
+    def load_it(together: SharedReads | None) -> Any:
+        return _load(path, device, only, dtype, into, strict, verify, weights_only, options, together)
+
+    if group is None and once is None:
+        return load_it(None)
+    from gdsdata.collective.transfers import reads_together
+
+    call = {"call": "load", "verify": verify, "weights_only": weights_only}
+    with reads_together(group, once, call, options.stall_timeout_s) as together:
+        return load_it(together)
+
+
+def _load(
+    path: str | os.PathLike[str],
+    device: torch.device | str,
+    only: Sequence[str] | None,
+    dtype: torch.dtype | None,
+    into: Any,
+    strict: bool,
+    verify: bool,
+    weights_only: bool,
+    options: EngineOptions,
+    together: SharedReads | None,
+) -> Any:
     path = checked_path(path, "load")
     if isinstance(only, str):
         raise ValueError(f"only={only!r}: give a list of patterns, as only=[{only!r}]")
-    options = options or EngineOptions()
     target = engine.resolved(device)
     file = open_path(path)
     first = target if into is None else first_device(into)
@@ -174,8 +223,8 @@ def load(
     from gdsdata.checkpoint import loading
 
     if into is None:
-        return loading.load_new(file, target, only, dtype, verify, weights_only, options)
-    loading.load_into(file, into, only, dtype, strict, verify, weights_only, options)
+        return loading.load_new(file, target, only, dtype, verify, weights_only, options, together)
+    loading.load_into(file, into, only, dtype, strict, verify, weights_only, options, together)
     return into
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,6 +17,9 @@ from gdsdata.checkpoint.tensor_reader import TensorReader
 from gdsdata.checkpoint.tree import LEFT_OUT, Path, leaves, map_leaves, name_of
 from gdsdata.io.options import EngineOptions
 
+if TYPE_CHECKING:
+    from gdsdata.collective.transfers import SharedReads
+
 
 def load_new(
     file: OpenFile,
@@ -26,12 +29,13 @@ def load_new(
     verify: bool,
     weights_only: bool,
     options: EngineOptions,
+    together: SharedReads | None = None,
 ) -> Any:
     """Read the tensors of a file into new ones, and return what was saved.
 
-    The arguments are those of `gdsdata.load`.
+    The arguments are those of `gdsdata.load`, and the ranks that read together.
     """
-    make_reader = functools.partial(TensorReader, options, verify)
+    make_reader = functools.partial(TensorReader, options, verify, together)
     reader, kind = make_reader(), kind_of(file)
     if kind is Kind.TORCH and only is None and dtype is None:
         from gdsdata.checkpoint.torch_zip import torch_file  # as in `contents_of`
@@ -60,14 +64,16 @@ def load_into(
     verify: bool,
     weights_only: bool,
     options: EngineOptions,
+    together: SharedReads | None = None,
 ) -> None:
     """Fill the tensors of ``into`` whose paths match, and replace its other values.
 
-    Everything is checked before the first change. The arguments are those of `gdsdata.load`.
+    Everything is checked before the first change. The arguments are those of `load_new`, and
+    ``into`` and ``strict`` those of `gdsdata.load`.
     """
     path = file.path
     check_into(path, into)
-    make_reader = functools.partial(TensorReader, options, verify)
+    make_reader = functools.partial(TensorReader, options, verify, together)
     reader = make_reader()
     contents = _contents(kind_of(file), file, torch.device("cpu"), only, make_reader, weights_only)
     saved = {leaf.path: leaf.value for leaf in leaves(contents.value)}

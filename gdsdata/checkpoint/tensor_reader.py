@@ -7,12 +7,12 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from gdsdata.checkpoint.extents import Extents, ReadCall, SharedExtents
 from gdsdata.checkpoint.gc_pause import collector_resumed
 from gdsdata.checkpoint.open_file import table_of
 from gdsdata.checkpoint.stored import Record, Stored, bytes_of, bytes_of_storage
@@ -24,6 +24,9 @@ from gdsdata.io import engine
 from gdsdata.io.new_memory import new_storage
 from gdsdata.io.options import EngineOptions
 
+if TYPE_CHECKING:
+    from gdsdata.collective.transfers import SharedReads
+
 # Rows are read together with the gaps between them if the mean gap is smaller than this: the gaps'
 # pages are read anyway.
 _PAGE_BYTES = 4096
@@ -32,19 +35,6 @@ _MOST_TIMES_AS_LONG = 16
 # A batch of this size is read while the rest is still collected.
 _BATCH_BYTES = 256 << 20
 _BATCHES_AT_A_TIME = 4
-
-
-@dataclass
-class _Extents:
-    """The reads into one device's memory."""
-
-    names: list[str] = field(default_factory=list)
-    records: list[Record] = field(default_factory=list)  # the record that each is a part of
-    offsets: list[int] = field(default_factory=list)
-    sizes_bytes: list[int] = field(default_factory=list)
-    places: list[int] = field(default_factory=list)  # in the targets, in bytes
-    targets: list[torch.Tensor | torch.UntypedStorage] = field(default_factory=list)  # one for each place
-    bytes: int = 0
 
 
 class TensorReader:
@@ -56,15 +46,16 @@ class TensorReader:
     Args:
         options: of the engine.
         verify: compare the checksum of each record that is read as a whole.
+        together: the ranks that read together; all of them call `run`. None: this one alone.
 
     Attributes:
         own_bytes: the size of the memory that this object holds for tensors that cannot be read in
             place.
     """
 
-    def __init__(self, options: EngineOptions, verify: bool) -> None:
-        self._options, self._verify = options, verify
-        self._by_device: dict[torch.device, _Extents] = {}
+    def __init__(self, options: EngineOptions, verify: bool, together: SharedReads | None = None) -> None:
+        self._options, self._verify, self._together = options, verify, together
+        self._by_device: dict[torch.device, Extents] = {}
         self._afterwards: list[Callable[[], object]] = []
         self._batches = ThreadPoolExecutor(_BATCHES_AT_A_TIME, thread_name_prefix="gdsdata-read")  # made when needed
         self._begun: list[Future[None]] = []
@@ -103,7 +94,7 @@ class TensorReader:
         device = target.device
         extents = self._by_device.get(device)
         if extents is None:
-            extents = self._by_device[device] = _Extents()
+            extents = self._by_device[device] = Extents()
         extents.names.append(name)
         extents.records.append(record)
         extents.offsets.append(record.offset + offset)
@@ -111,7 +102,7 @@ class TensorReader:
         extents.places.append(0)
         extents.targets.append(target)
         extents.bytes += size_bytes
-        if extents.bytes >= _BATCH_BYTES:
+        if extents.bytes >= _BATCH_BYTES and self._together is None:
             call = self._reader_of(device, self._by_device.pop(device))
             self._begun.append(submit_or_call(self._batches, call))
 
@@ -164,7 +155,7 @@ class TensorReader:
         return is_long and (device.type == "cpu" or rows.follow_in_target)  # on a GPU, one copy serves adjacent rows
 
     def _rows_into(self, target: torch.Tensor, rows: _Rows, stored: Stored, name: str) -> None:
-        extents = self._by_device.setdefault(target.device, _Extents())
+        extents = self._by_device.setdefault(target.device, Extents())
         extents.names += [name] * rows.count
         extents.records += [stored.record] * rows.count
         extents.offsets += (stored.record.offset + stored.offset + rows.offsets(rows.of_stored)).tolist()
@@ -217,11 +208,16 @@ class TensorReader:
             CorruptData: a file ends too early, or a checksum differs; the message has the tensor's
                 name.
             StallError: no byte has moved for ``stall_timeout_s``.
+            Exception: another rank's error, if ranks read together.
 
         Stream semantics: the bytes are in place when this returns, for every stream.
         """
         with collector_resumed():
             try:
+                if self._together is not None:
+                    reads = {device: self._parts_reader_of(device) for device in self._by_device}
+                    SharedExtents(self._by_device, reads, self._verify).read_with(self._together)
+                    self._by_device = {}
                 for device, extents in self._by_device.items():
                     self._reader_of(device, extents)()
                 for batch in self._begun:
@@ -231,15 +227,18 @@ class TensorReader:
         for call in self._afterwards:
             call()
 
-    def _reader_of(self, device: torch.device, extents: _Extents) -> Callable[[], None]:
+    def _reader_of(self, device: torch.device, extents: Extents) -> Callable[[], None]:
         """Return a function that makes these reads, and that any thread may call.
 
         The bytes arrive after the current work of this thread's stream.
         """
-        shared = engine.kept_engine(self._options, device)
-        return functools.partial(self._read, extents, shared, shared.mark(engine.stream_of(device)))
+        return functools.partial(self._parts_reader_of(device), extents)
 
-    def _read(self, extents: _Extents, shared: Any, before: Any) -> None:
+    def _parts_reader_of(self, device: torch.device) -> ReadCall:
+        shared = engine.kept_engine(self._options, device)
+        return functools.partial(self._read, shared, shared.mark(engine.stream_of(device)))
+
+    def _read(self, shared: Any, before: Any, extents: Extents) -> None:
         files_of_records = [record.file for record in extents.records if record.file is not None]  # all have one
         files = list(dict.fromkeys(files_of_records))
         place = {file: i for i, file in enumerate(files)}

@@ -8,6 +8,7 @@ that has given up.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import hashlib
 import os
@@ -15,7 +16,7 @@ import pickle
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -57,12 +58,14 @@ class _Twin:
         group: of gloo.
         in_use: held during a session, because the ranks agree on one thing at a time.
         nodes: the number of each rank's node; None until it is known.
+        done: the names of what was done once for the group.
     """
 
     def __init__(self, group: Any) -> None:
         self.group = group
         self.in_use = threading.Lock()
         self.nodes: np.ndarray | None = None
+        self.done: set[str] = set()
 
 
 # By the user's group, and the timeout. A destroyed group leaves both.
@@ -288,7 +291,7 @@ class Session:
         They are pickled, and should be small: a rank has all of them in memory.
         """
         content = pickle.dumps(value)
-        self.agree(Kind.OBJECTS)
+        self.agree(Kind.OBJECTS)  # before any exchange, because a rank may still be busy, or have failed
         return [pickle.loads(one) for one in self._exchanged(content)]
 
     def nodes(self) -> np.ndarray:
@@ -299,10 +302,31 @@ class Session:
             self._twin.nodes = np.array([names.index(name) for name in names], np.int64)
         return self._twin.nodes
 
+    def once_for_group(self, name: str, call: Callable[[], None]) -> None:
+        """Make a call the first time that the ranks ask for it; all ranks make this call."""
+        assert self._twin is not None
+        if name not in self._twin.done:
+            call()
+            self._twin.done.add(name)
+
+    @contextlib.contextmanager
+    def transfers(self) -> Iterator[None]:
+        """Have an error in the block, which sends and receives, be `RankLost` on the other ranks.
+
+        They wait for the transfers, not for an agreement.
+        """
+        try:
+            yield
+        except BaseException:
+            self._is_over = True
+            self.agreement.drop_twin()
+            raise
+
     # ------------------------------------------------------------------------------------------ tensors on the CPU
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
         """Fill a tensor with that of the rank ``root``; all ranks make this call."""
+        self.agree(Kind.OBJECTS)
         self.complete(self._made(lambda group: group.broadcast(tensor, root)))
 
     def send(self, tensor: torch.Tensor, rank: int) -> Work:

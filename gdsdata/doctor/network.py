@@ -6,7 +6,8 @@ import re
 
 from gdsdata.doctor.evidence import Host
 from gdsdata.doctor.finding import Answer, check, no, unknown, yes
-from gdsdata.doctor.place import NETWORK_KINDS, Place
+from gdsdata.doctor.place import Place
+from gdsdata.io.file_systems import NETWORK_KINDS
 
 _CLASS = "/sys/class/infiniband"
 

@@ -7,10 +7,9 @@ import re
 from dataclasses import dataclass
 
 from gdsdata.doctor.evidence import Host
+from gdsdata.io.file_systems import NETWORK_KINDS
 
 _PCI_DEVICE = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
-# The kernel's names of file systems whose bytes come over a network.
-NETWORK_KINDS = {"nfs", "nfs4", "lustre", "wekafs", "beegfs", "gpfs", "ceph", "cifs", "9p", "glusterfs", "daos"}
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from gdsdata.doctor.evidence import Host
 from gdsdata.doctor.finding import Answer, check, no, unknown, yes
-from gdsdata.doctor.place import NETWORK_KINDS, Mount, Place
+from gdsdata.doctor.place import Mount, Place
+from gdsdata.io.file_systems import NETWORK_KINDS
 
 _RDMA_PORT = "20049"
 _NFS_VERSIONS = ("3", "4.0")

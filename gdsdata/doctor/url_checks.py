@@ -10,7 +10,8 @@ from urllib.parse import urlsplit
 
 from gdsdata.doctor.evidence import Host
 from gdsdata.doctor.finding import Answer, check, no, unknown, yes
-from gdsdata.doctor.place import NETWORK_KINDS, Place, place_of
+from gdsdata.doctor.place import Place, place_of
+from gdsdata.io.file_systems import NETWORK_KINDS
 from gdsdata.io.remote_access import BLOCK_BYTES, CACHE_VARIABLE
 
 # AWS refuses signatures that are 15 minutes off, and others less.

@@ -1,0 +1,113 @@
+"""`Extents`: the reads into one device's memory, and how ranks share them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from gdsdata.checkpoint.stored import Record, bytes_of, bytes_of_storage
+from gdsdata.checkpoint.urls import is_url
+
+if TYPE_CHECKING:
+    from gdsdata.collective.plan import Parts, Wants
+    from gdsdata.collective.transfers import SharedReads
+
+
+@dataclass
+class Extents:
+    """The reads into one device's memory."""
+
+    names: list[str] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)  # the record that each is a part of
+    offsets: list[int] = field(default_factory=list)
+    sizes_bytes: list[int] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)  # in the targets, in bytes
+    targets: list[torch.Tensor | torch.UntypedStorage] = field(default_factory=list)  # one for each place
+    bytes: int = 0
+
+    def parts(self, which: list[int], skips: list[int], sizes: list[int]) -> Extents:
+        """Return parts of these extents: which one, from which of its bytes on, and how many."""
+        return Extents(
+            [self.names[i] for i in which],
+            [self.records[i] for i in which],
+            [self.offsets[i] + skip for i, skip in zip(which, skips, strict=True)],
+            sizes,
+            [self.places[i] + skip for i, skip in zip(which, skips, strict=True)],
+            [self.targets[i] for i in which],
+            sum(sizes),
+        )
+
+
+ReadCall = Callable[[Extents], None]  # any thread may make it
+
+
+class SharedExtents:
+    """The extents of one rank that others may want too: a `collective.transfers.Reader`.
+
+    Args:
+        by_device: the extents; those of a device follow those of the one before.
+        reads: how those of each device are read.
+        verify: checksums are compared.
+    """
+
+    def __init__(
+        self, by_device: Mapping[torch.device, Extents], reads: Mapping[torch.device, ReadCall], verify: bool
+    ) -> None:
+        self._extents, self._reads, self._verify = list(by_device.values()), list(reads.values()), verify
+        self._begins = np.cumsum([0, *(len(one.names) for one in self._extents)])
+        gpus = [(one.bytes, device.index, device) for device, one in by_device.items() if device.type == "cuda"]
+        self._gpu = max(gpus)[-1] if gpus else None  # the group has one GPU for each rank
+        self._devices = list(by_device)
+
+    def read_with(self, together: SharedReads) -> None:
+        """Read all extents. Raises as `SharedReads.read` does."""
+        together.read(self._wants(), self, self._gpu)
+
+    def _wants(self) -> Wants:
+        from gdsdata.collective import plan, routes  # late: most programs read by themselves
+
+        records = [record for one in self._extents for record in one.records]
+        sizes = [size for one in self._extents for size in one.sizes_bytes]
+        files = list(dict.fromkeys(record.file for record in records if record.file is not None))
+        place = {file: i for i, file in enumerate(files)}
+        versions = tuple(
+            plan.FileVersion(file.path if is_url(file.path) else os.path.abspath(file.path), *file.seen)
+            for file in files
+        )
+        ways = {None: plan.NOT_SHARED, torch.device("cpu"): routes.CPU, self._gpu: routes.GPU}
+        route = [ways.get(device, plan.NOT_SHARED) for device in self._devices]
+        return plan.Wants(
+            versions,
+            np.array([place[record.file] for record in records if record.file is not None], np.int32),
+            np.array([offset for one in self._extents for offset in one.offsets], np.int64),
+            np.array(sizes, np.int64),
+            np.repeat(np.array(route, np.int8), np.diff(self._begins)),
+            np.array(
+                [
+                    self._verify and record.crc32 is not None and size == record.size_bytes
+                    for record, size in zip(records, sizes, strict=True)
+                ],
+                bool,
+            ),
+        )
+
+    def read(self, parts: Parts) -> None:
+        device = np.searchsorted(self._begins, parts.extent, "right") - 1
+        for number in np.unique(device).tolist():
+            its = device == number
+            which = parts.extent[its] - self._begins[number]
+            self._reads[number](
+                self._extents[number].parts(which.tolist(), parts.skip[its].tolist(), parts.size[its].tolist())
+            )
+
+    def memory(self, extent: int, skip: int, size: int) -> torch.Tensor:
+        number = int(np.searchsorted(self._begins, extent, "right")) - 1
+        extents, which = self._extents[number], extent - int(self._begins[number])
+        target, place = extents.targets[which], extents.places[which] + skip
+        whole = bytes_of(target) if isinstance(target, torch.Tensor) else bytes_of_storage(target)
+        return whole[place : place + size]

@@ -1,0 +1,145 @@
+"""How pieces move between ranks: over gloo on the CPU, over NCCL between GPUs."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+import torch.distributed
+
+from gdsdata.collective.agreement import Session
+from gdsdata.io import engine
+
+CPU, GPU = 0, 1  # the routes of `Wants`
+
+Transfer = tuple[torch.Tensor, int]  # memory without gaps, and the other rank
+
+# Transfers that a GPU's stream has ahead of it. More would only hide a rank that is lost.
+_MOST_QUEUED = 2
+_LOOKS_EVERY_S = 0.0002
+
+
+class Route(Protocol):
+    """A way between the ranks. All methods are called on the thread of the session."""
+
+    device: torch.device
+
+    def exchange(self, sends: Sequence[Transfer], receives: Sequence[Transfer]) -> None:
+        """Send and receive. Work that the caller queues next comes after that.
+
+        Two ranks list their transfers in the same order.
+
+        Raises:
+            RankLost: a rank has ended, or is silent for too long.
+        """
+
+    def settle(self) -> None:
+        """Wait until few transfers are queued, before an agreement. Raises as `exchange`."""
+
+    def finish(self) -> None:
+        """Wait until all bytes are in place, for every stream. Raises as `exchange` does."""
+
+
+class CpuRoute:
+    """Memory of the CPU, over the session's gloo group."""
+
+    def __init__(self, session: Session) -> None:
+        self._session, self.device = session, torch.device("cpu")
+
+    def exchange(self, sends: Sequence[Transfer], receives: Sequence[Transfer]) -> None:
+        session = self._session
+        works = [session.receive(memory, rank) for memory, rank in receives]
+        works += [session.send(memory, rank) for memory, rank in sends]
+        for work in works:
+            session.complete(work)
+
+    def settle(self) -> None:
+        """Return: `exchange` has waited."""
+
+    def finish(self) -> None:
+        """Return: `exchange` has waited."""
+
+
+class GpuRoute:
+    """Memory of one GPU for each rank, over the NCCL of the user's group.
+
+    Transfers follow the work that the device's current stream has.
+
+    Args:
+        session: in progress.
+        device: of this rank.
+    """
+
+    def __init__(self, session: Session, device: torch.device) -> None:
+        self._session, self.device = session, device
+        self._queued: deque[torch.cuda.Event] = deque()
+
+    def connect(self) -> None:
+        """Have NCCL connect all ranks of the group, which all make this call.
+
+        NCCL demands it before a transfer between some of them.
+        """
+        with torch.cuda.device(self.device):
+            torch.distributed.all_reduce(torch.zeros(1, device=self.device), group=self._session.agreement.group)
+            self._note()
+        self.finish()
+
+    def exchange(self, sends: Sequence[Transfer], receives: Sequence[Transfer]) -> None:
+        agreement = self._session.agreement
+        distributed = torch.distributed
+        moves = [(distributed.irecv, one) for one in receives] + [(distributed.isend, one) for one in sends]
+        if not moves:
+            return
+        operations = [
+            distributed.P2POp(move, memory, agreement.ranks[rank], agreement.group) for move, (memory, rank) in moves
+        ]
+        with torch.cuda.device(self.device):
+            for work in distributed.batch_isend_irecv(operations):
+                work.wait()  # the current stream does; the processor goes on
+            self._note()
+
+    def settle(self) -> None:
+        self._wait_for_all_but(_MOST_QUEUED)
+
+    def finish(self) -> None:
+        self._wait_for_all_but(0)
+
+    def _note(self) -> None:
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        self._queued.append(event)
+
+    def _wait_for_all_but(self, count: int) -> None:
+        """Wait for transfers. A wait for the stream itself would never end if a rank is lost."""
+        while len(self._queued) > count:
+            self._session.wait(self._has_passed, self._session.agreement.timeout_s)
+            self._queued.popleft()
+
+    def _has_passed(self, seconds: float) -> bool:
+        until = time.monotonic() + seconds
+        while not self._queued[0].query():  # type: ignore[no-untyped-call]
+            if time.monotonic() > until:
+                return False
+            time.sleep(_LOOKS_EVERY_S)
+        return True
+
+
+def reaches_gpus(session: Session) -> bool:
+    """Return whether the user's group has NCCL for memory of GPUs."""
+    return "cuda:nccl" in torch.distributed.get_backend_config(session.agreement.group)
+
+
+def number_of_gpu(device: torch.device | None) -> int:
+    """Return a number that no other GPU has; 0 if there is none."""
+    if device is None:
+        return 0
+    unique = str(torch.cuda.get_device_properties(device).uuid).encode()
+    return int.from_bytes(hashlib.blake2b(unique, digest_size=8).digest(), "little", signed=True) or 1
+
+
+def current_gpu() -> torch.device:
+    return engine.resolved("cuda")

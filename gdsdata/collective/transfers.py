@@ -1,0 +1,339 @@
+"""`SharedReads`: ranks read what they have in common once, and pass it on.
+
+The plan has rounds. In a round, each rank has read its piece, all agree that none has failed, and
+then the pieces are sent. Reads run ahead of that, straight into the tensors. Long parts are sent
+from there, and received where they are wanted. Short parts are packed.
+
+A rank needs this memory besides: packed parts of the pieces that are sent at the same time, at most
+128 MiB on the CPU and as much on the GPU (``_READERS_AT_A_TIME * plan.PACKED_BYTES``). The extents
+take 22 bytes each, for each rank whose wants differ from the others'.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotDone
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from gdsdata import torch_private
+from gdsdata.collective import routes
+from gdsdata.collective.agreement import Agreement, Kind, Session, group_of
+from gdsdata.collective.plan import (
+    NOT_SHARED,
+    SHORT_BYTES,
+    Parts,
+    Piece,
+    Schedule,
+    Wants,
+    check_versions,
+    hops_of,
+    schedule_of,
+)
+from gdsdata.collective.routes import CPU, GPU, CpuRoute, GpuRoute, Route, Transfer
+from gdsdata.io import engine
+from gdsdata.io.file_systems import is_on_network
+
+# A rank may be silent for so many times the engine's ``stall_timeout_s``: it opens files, makes
+# memory, or unpickles.
+_STALLS = 5
+_READS_AT_A_TIME = 4
+# The pieces of so many readers are sent at a time, which bounds the packed memory.
+_READERS_AT_A_TIME = 8
+_PRIVATE_BYTES = 256 << 20  # of one call of the engine
+_NODE, _JOB = 0, 1
+_ONCE = {"node": _NODE, "job": _JOB}
+
+
+class Reader(Protocol):
+    """Reads extents of one rank into its memory, and knows that memory."""
+
+    def read(self, parts: Parts) -> None:
+        """Read parts of extents. Any thread may call it, also several at a time."""
+
+    def memory(self, extent: int, skip: int, size: int) -> torch.Tensor:
+        """Return the memory of a part of an extent: uint8, one dimension."""
+
+
+class _NoReader:
+    def read(self, parts: Parts) -> None: ...
+
+    def memory(self, extent: int, skip: int, size: int) -> torch.Tensor:
+        raise AssertionError("this rank wants nothing")
+
+
+@contextlib.contextmanager
+def reads_together(
+    group: object, once: str | None, call: Mapping[str, object], stall_timeout_s: float
+) -> Iterator[SharedReads | None]:
+    """Have the ranks of a group read together in the block, which all of them enter.
+
+    If the block raises on one rank, it raises that error on all.
+
+    Args:
+        group: see `agreement.group_of`.
+        once: "node": each node reads what its ranks want; "job": all nodes together read it once;
+            None: "job" for URLs and file systems that are shared between nodes, else "node".
+        call: see `Agreement.session`.
+        stall_timeout_s: of the engine.
+
+    Yields:
+        None if there are no other ranks.
+
+    Raises:
+        ValueError: an argument is wrong, or the ranks make different calls.
+        RankLost: another rank has ended, or is silent for too long.
+    """
+    if once not in (None, *_ONCE):
+        raise ValueError(f'once={once!r}: give "node", "job" or None')
+    found = group_of(group)
+    if found is None:
+        yield None
+        return
+    timeout_s = _STALLS * (stall_timeout_s or 60.0)
+    with Agreement(found, timeout_s).session({**call, "once": once}, _take_part) as session:
+        yield SharedReads(session, once)
+
+
+def _take_part(session: Session, headers: np.ndarray) -> None:
+    """Take part in reads of other ranks, when this one needs nothing more."""
+    SharedReads(session, None)._follow(headers, Wants.nothing(), _NoReader(), None)
+
+
+class SharedReads:
+    """Reads that the ranks of a session make together."""
+
+    def __init__(self, session: Session, once: str | None) -> None:
+        self._session, self._once = session, once
+
+    def read(self, wants: Wants, reader: Reader, gpu: torch.device | None) -> None:
+        """Read what this rank wants. The ranks may call this a different number of times.
+
+        Args:
+            wants: of this rank, with the routes of `routes`.
+            reader: reads it.
+            gpu: that of the extents with the route `GPU`.
+
+        Raises:
+            CorruptData: ranks see different versions of a file, or as ``reader`` does.
+            Exception: of another rank, or of the reader.
+
+        Stream semantics: the bytes are in place when this returns, for every stream.
+        """
+        said = wants.packed()
+        numbers = (*wants.digest(), len(said), self._once_of(wants), routes.number_of_gpu(gpu))
+        self._follow(self._session.agree(Kind.WANTS, *numbers), wants, reader, gpu, said)
+
+    def _once_of(self, wants: Wants) -> int:
+        if self._once is not None:
+            return _ONCE[self._once]
+        paths = [file.path for file in wants.files]
+        folders = {os.path.dirname(path) for path in paths if not _is_url(path)}
+        return _JOB if all(map(is_on_network, folders)) else _NODE
+
+    def _follow(
+        self, headers: np.ndarray, wants: Wants, reader: Reader, gpu: torch.device | None, said: bytes = b""
+    ) -> None:
+        """Do what follows on an agreement in which a rank had wants."""
+        asks = headers[:, 0] == Kind.WANTS
+        way_of = self._routes(headers[asks], gpu)
+        wants_of_kind, kind_of_rank = self._kinds(headers, asks, wants, said)
+        if GPU not in way_of:
+            wants_of_kind = [
+                one._replace(route=np.where(one.route == GPU, np.int8(NOT_SHARED), one.route)) for one in wants_of_kind
+            ]
+        schedule = self._schedule(headers[asks], wants_of_kind, kind_of_rank)
+        _Work(self._session, schedule, reader, way_of).carry_out()
+
+    def _routes(self, headers: np.ndarray, gpu: torch.device | None) -> dict[int, Route]:
+        found: dict[int, Route] = {CPU: CpuRoute(self._session)}
+        numbers = headers[:, 5]
+        numbers = numbers[numbers != 0]
+        if len(numbers) == 0:
+            return found
+        lack = ""
+        if not routes.reaches_gpus(self._session):
+            lack = "the process group has no NCCL"
+        elif len(np.unique(numbers)) < len(numbers):
+            lack = "several ranks use the same GPU"
+        if lack:
+            engine.warn_once(f"{lack}, so each rank reads by itself what is for its GPU")
+            return found
+        way = GpuRoute(self._session, gpu or routes.current_gpu())
+        self._session.once_for_group("nccl", way.connect)
+        found[GPU] = way
+        return found
+
+    def _kinds(self, headers: np.ndarray, asks: np.ndarray, wants: Wants, said: bytes) -> tuple[list[Wants], list[int]]:
+        """Return the different wants of all ranks, and which are whose.
+
+        Equal wants are known by their digests alone.
+        """
+        digests = [tuple(row) if its else () for row, its in zip(headers[:, 1:3].tolist(), asks, strict=True)]
+        different = list(dict.fromkeys(digests))
+        kind_of_rank = [different.index(digest) for digest in digests]
+        found = []
+        for digest in different:
+            owner = digests.index(digest)
+            if not digest:
+                found.append(Wants.nothing())
+            elif len(set(different) - {()}) == 1:
+                found.append(wants)  # nobody needs them who has others
+            else:
+                is_mine = owner == self._session.rank
+                content = np.frombuffer(said, np.uint8) if is_mine else np.empty(int(headers[owner, 3]), np.uint8)
+                memory = torch.from_numpy(content.copy() if is_mine else content)
+                self._session.broadcast(memory, owner)
+                found.append(Wants.unpacked(memory.numpy().tobytes()))
+        return found, kind_of_rank
+
+    def _schedule(self, headers: np.ndarray, wants: list[Wants], kind_of_rank: list[int]) -> Schedule:
+        session, nodes = self._session, self._session.nodes()
+        remote = [one._replace(files=tuple(file for file in one.files if _is_url(file.path))) for one in wants]
+        check_versions(remote)
+        ranks = list(range(session.count))
+        if headers[:, 4].min() == _NODE:
+            ranks = [rank for rank in ranks if nodes[rank] == nodes[session.rank]]
+        return schedule_of(wants, kind_of_rank, ranks, session.rank)
+
+
+def _is_url(path: str) -> bool:
+    return "://" in path  # other paths are absolute
+
+
+class _Moved(NamedTuple):
+    """The memory of a piece on this rank.
+
+    Attributes:
+        piece: the piece.
+        packed: has its short parts one behind the other; None if there are none.
+        short, long: the parts where they belong.
+    """
+
+    piece: Piece
+    packed: torch.Tensor | None
+    short: list[torch.Tensor]
+    long: list[torch.Tensor]
+
+    def all(self) -> list[torch.Tensor]:
+        return [*([] if self.packed is None else [self.packed]), *self.long]
+
+
+class _Work:
+    """The work of one rank for a schedule."""
+
+    def __init__(self, session: Session, schedule: Schedule, reader: Reader, ways: Mapping[int, Route]) -> None:
+        self._session, self._schedule, self._reader, self._ways = session, schedule, reader, ways
+        self._nodes = session.nodes().tolist()
+        self._packed = {
+            route: torch.empty(size, dtype=torch.uint8, device=ways[route].device)
+            for route, size in self._packed_bytes().items()
+        }
+
+    def carry_out(self) -> None:
+        session, threads = self._session, ThreadPoolExecutor(_READS_AT_A_TIME, thread_name_prefix="gdsdata-read")
+        mine = [piece for piece in self._schedule.pieces if piece.reader == session.rank]
+        try:
+            reads = {piece.round: threads.submit(self._reader.read, piece.parts) for piece in mine}
+            private = [threads.submit(self._reader.read, parts) for parts in _batches(self._schedule.private)]
+            rounds = int(session.agree(Kind.STEP, self._schedule.rounds)[:, 1].max())
+            waves = {
+                number: list(its)
+                for number, its in itertools.groupby(self._schedule.pieces, key=lambda piece: piece.round)
+            }
+            for number in range(rounds):
+                if number in reads:
+                    self._wait_for(reads.pop(number))
+                for way in self._ways.values():
+                    way.settle()
+                session.agree(Kind.STEP, number)
+                with session.transfers():
+                    for wave in _waves(waves.get(number, [])):
+                        for route, its in itertools.groupby(wave, key=lambda piece: piece.route):
+                            self._pass_on(list(its), route)
+            for read in private:
+                self._wait_for(read)
+            for way in self._ways.values():
+                way.finish()
+        finally:  # waits for the reads that have begun
+            threads.shutdown(cancel_futures=True)
+
+    def _wait_for(self, read: Future[None]) -> None:
+        def is_done(seconds: float) -> bool:
+            with contextlib.suppress(NotDone):
+                read.exception(seconds)
+            return read.done()
+
+        self._session.wait(is_done)
+        read.result()
+
+    def _packed_bytes(self) -> dict[int, int]:
+        """Return how much of a route's pieces is packed at the same time."""
+        most = dict.fromkeys(self._ways, 0)
+        for _, its in itertools.groupby(self._schedule.pieces, key=lambda piece: piece.round):
+            for wave in _waves(list(its)):
+                for route in most:
+                    most[route] = max(most[route], sum(_short_bytes(one) for one in wave if one.route == route))
+        return most
+
+    def _pass_on(self, pieces: Sequence[Piece], route: int) -> None:
+        way, moved, used = self._ways[route], [], 0
+        for piece in pieces:
+            one = self._memory_of(piece, used)
+            used += _short_bytes(piece)
+            if one.packed is not None and piece.reader == self._session.rank:
+                torch.cat(one.short, out=one.packed)
+            moved.append(one)
+        hops = [hops_of(piece, self._nodes) for piece in pieces]
+        for phase in range(2):
+            sends: list[Transfer] = []
+            receives: list[Transfer] = []
+            for one, both in zip(moved, hops, strict=True):
+                for sender, receiver in both[phase]:
+                    if sender == self._session.rank:
+                        sends += [(memory, receiver) for memory in one.all()]
+                    elif receiver == self._session.rank:
+                        receives += [(memory, sender) for memory in one.all()]
+            way.exchange(sends, receives)
+        for one in moved:
+            if one.packed is not None and one.piece.reader != self._session.rank:
+                sizes = [part.nbytes for part in one.short]
+                torch_private.copy_each(one.short, list(torch.split(one.packed, sizes)))
+
+    def _memory_of(self, piece: Piece, used: int) -> _Moved:
+        short: list[torch.Tensor] = []
+        long: list[torch.Tensor] = []
+        for extent, skip, size in zip(*(column.tolist() for column in piece.parts), strict=True):
+            (short if size < SHORT_BYTES else long).append(self._reader.memory(extent, skip, size))
+        size = _short_bytes(piece)
+        return _Moved(piece, self._packed[piece.route][used : used + size] if size else None, short, long)
+
+
+def _short_bytes(piece: Piece) -> int:
+    sizes = piece.parts.size
+    return int(sizes[sizes < SHORT_BYTES].sum())
+
+
+def _waves(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
+    """Yield the pieces of a round that are sent at the same time, in the order of all ranks."""
+
+    def place(piece: Piece) -> int:
+        return piece.reader // _READERS_AT_A_TIME
+
+    for _, its in itertools.groupby(sorted(pieces, key=place), key=place):
+        yield sorted(its, key=lambda piece: (piece.route, piece.number))
+
+
+def _batches(parts: Parts) -> Iterator[Parts]:
+    """Yield parts in batches of about `_PRIVATE_BYTES`."""
+    if len(parts.size) == 0:
+        return
+    number = (np.cumsum(parts.size) - parts.size) // _PRIVATE_BYTES
+    for its in np.split(np.arange(len(number)), np.flatnonzero(np.diff(number)) + 1):
+        yield Parts(*(column[its] for column in parts))
