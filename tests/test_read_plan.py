@@ -34,15 +34,14 @@ def simulate(wants, kinds, ranks, nodes, piece_bytes):
     """Carry out the schedules of all ranks, compare what they do, and return what each reads."""
     schedules = {rank: schedule_of(wants, kinds, ranks, rank, piece_bytes) for rank in ranks}
     assert len({schedule.rounds for schedule in schedules.values()}) == 1
-    reads, has = defaultdict(Counter), {rank: defaultdict(bytearray) for rank in ranks}
+    reads, has = defaultdict(Counter), {rank: {} for rank in ranks}
 
     def put(rank, parts):
         """Mark the bytes of a rank's extents as in place; nothing is written twice."""
         for extent, skip, size in zip(*(column.tolist() for column in parts), strict=True):
-            memory = has[rank][extent]
-            memory.extend(bytes(int(wants[kinds[rank]].size[extent]) - len(memory)))
-            assert not any(memory[skip : skip + size]) and skip + size <= len(memory)
-            memory[skip : skip + size] = b"\1" * size
+            memory = has[rank].setdefault(extent, np.zeros(wants[kinds[rank]].size[extent], bool))
+            assert not memory[skip : skip + size].any() and skip + size <= len(memory)
+            memory[skip : skip + size] = True
 
     pieces = defaultdict(dict)
     for rank, schedule in schedules.items():
@@ -83,7 +82,7 @@ def simulate(wants, kinds, ranks, nodes, piece_bytes):
     for rank in ranks:
         its = wants[kinds[rank]]
         assert {extent for extent, size in enumerate(its.size.tolist()) if size} == set(has[rank])
-        assert all(all(memory) for memory in has[rank].values())
+        assert all(memory.all() for memory in has[rank].values())
     return reads, pieces
 
 

@@ -1,0 +1,290 @@
+"""`load(group=)`: ranks read once what several want, and share the errors."""
+
+import ast
+import contextlib
+import hashlib
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from helpers import MIB, drop_cache
+from test_dcp import on_ranks
+from torch.distributed.device_mesh import init_device_mesh
+
+import gdsdata
+from gdsdata import EngineOptions
+from gdsdata.checkpoint import api
+from gdsdata.checkpoint.extents import Extents, SharedExtents
+from gdsdata.checkpoint.tensor_reader import TensorReader
+from gdsdata.collective import agreement
+
+DIRECT = EngineOptions(direct="always")
+FAILS = EngineOptions(direct="always", faults="seed=1,fail=1")
+RANKS = 4
+
+
+def state_of(long_count=12):
+    """Return long tensors, short ones, an empty one, and two that are views of one storage."""
+    torch.manual_seed(4)
+    state = {f"layers.{i}.weight": torch.randn(700_000 + i) for i in range(long_count)}
+    state |= {f"layers.{i}.bias": torch.randn(1000 + i) for i in range(200)}
+    return state | {"empty": torch.empty(0, 3), "half": torch.randn(900_000).half()}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("once")
+    state = state_of()
+    gdsdata.save(state, folder / "m.safetensors")
+    whole = torch.randn(500_000)
+    gdsdata.save({**state, "step": 7, "a": whole[:300_000], "b": whole[200_000:]}, folder / "m.pt")
+    names = sorted(state)
+    for number in range(3):
+        gdsdata.save({name: state[name] for name in names[number::3]}, folder / f"part-{number}.safetensors")
+    of_tensor = {name: f"part-{place % 3}.safetensors" for place, name in enumerate(names)}
+    (folder / "m.safetensors.index.json").write_text(repr({"weight_map": of_tensor}).replace("'", '"'))
+    damaged = bytearray((folder / "m.safetensors").read_bytes())
+    damaged[20 * MIB] ^= 1
+    (folder / "damaged.safetensors").write_bytes(damaged)
+    gdsdata.save({"x": torch.zeros(3)}, folder / "small.pt")
+    return folder
+
+
+def digest_of(state):
+    found = hashlib.sha1()
+    for name in sorted(state):
+        value = state[name]
+        content = value.contiguous().view(-1).view(torch.uint8).numpy().tobytes() if torch.is_tensor(value) else value
+        found.update(f"{name}{content!r}".encode() if not isinstance(content, bytes) else name.encode() + content)
+    return found.hexdigest()
+
+
+def read_bytes():
+    """Return how many bytes this process had the storage read."""
+    (line,) = (line for line in Path("/proc/self/io").read_text().splitlines() if line.startswith("read_bytes"))
+    return int(line.split()[1])
+
+
+def error_of(call):
+    began = time.monotonic()
+    try:
+        call()
+    except Exception as error:
+        return type(error).__name__, str(error), getattr(error, "__notes__", []), time.monotonic() - began
+    return None
+
+
+def counted(folder, name, **arguments):
+    """Load a file that is in no cache. Returns the digest, and the bytes that this rank read."""
+    if dist.get_rank() == 0:
+        drop_cache(*folder.glob("*.safetensors"), *folder.glob("*.pt"))
+    dist.barrier()
+    before = read_bytes()
+    found = gdsdata.load(folder / name, group="auto", **arguments)
+    counts = read_bytes() - before
+    dist.barrier()
+    return digest_of(found), counts
+
+
+@contextlib.contextmanager
+def changed(owner, name, value):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, value)
+        yield
+
+
+def two_nodes(rank):
+    return changed(agreement, "node_name", lambda: f"node {rank // 2}")
+
+
+def _loads(rank, folder):
+    found = {
+        name: counted(folder, name, options=DIRECT) for name in ("m.safetensors", "m.pt", "m.safetensors.index.json")
+    }
+    found["verify"] = counted(folder, "m.safetensors", verify=True, options=DIRECT)
+    found["half"] = gdsdata.load(folder / "m.safetensors", group="auto", dtype=torch.float16)["layers.3.weight"].dtype
+    found["parts"] = counted(folder, "m.safetensors", only=[f"layers.{rank}.*", "*.bias", "half"], options=DIRECT)
+    into = {name: torch.zeros_like(value) for name, value in state_of().items()}
+    found["into"] = counted(folder, "m.safetensors", into=into, options=DIRECT)
+    found["other files"] = counted(folder, "m.pt" if rank == 1 else "m.safetensors", options=DIRECT)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    found["mesh"] = digest_of(gdsdata.load(folder / "m.pt", group=mesh["dp"]))
+    found["chosen"] = digest_of(gdsdata.load(folder / "m.pt", group="auto", only=["*"] if rank else None))
+    return found
+
+
+def _errors(rank, folder):
+    def load(name="m.safetensors", **arguments):
+        return error_of(lambda: gdsdata.load(folder / name, group="auto", **arguments))
+
+    def with_another_version(extents):
+        wants = _wants(extents)
+        return wants._replace(files=tuple(file._replace(version=5) for file in wants.files))
+
+    _wants = SharedExtents._wants
+    found = {
+        "missing": load("lost.pt" if rank == 2 else "m.pt"),
+        "after": load(),
+        "read": load(options=FAILS if rank == 1 else DIRECT),
+        "damaged": load("damaged.safetensors", verify=True),
+        "into": load(into={"other": torch.zeros(3)} if rank == 3 else None),
+        "arguments": load(verify=rank > 1),
+        "once": load(once="job" if rank == 0 else None),
+        "wrong once": load(once="twice"),
+    }
+    with changed(SharedExtents, "_wants", with_another_version if rank == 3 else _wants):
+        found["versions"] = load()
+    return found | {"at last": load()}
+
+
+def _on_two_nodes(rank, folder):
+    with two_nodes(rank):
+        return {once: counted(folder, "m.safetensors", once=once, options=DIRECT) for once in ("node", "job")}
+
+
+def _slow(rank, folder):
+    def slowly(reader, *arguments):
+        if rank == 2:
+            time.sleep(1.5)
+        return read(reader, *arguments)
+
+    def open_late(path):
+        time.sleep(3)  # nothing says meanwhile that this rank is alive
+        return open_path(path)
+
+    read, open_path = TensorReader._read, api.open_path
+    options = EngineOptions(stall_timeout_s=0.2)
+    with changed(TensorReader, "_read", slowly), changed(agreement, "_BEAT_S", 0.1):
+        digest = digest_of(gdsdata.load(folder / "m.safetensors", group="auto", options=options))
+    with changed(api, "open_path", open_late if rank == 1 else api.open_path):
+        return digest, error_of(lambda: gdsdata.load(folder / "m.pt", group="auto", options=options))
+
+
+@pytest.fixture(scope="module")
+def loads(folder):
+    return on_ranks(RANKS, _loads, folder)
+
+
+@pytest.fixture(scope="module")
+def errors(folder):
+    return on_ranks(RANKS, _errors, folder)
+
+
+@pytest.mark.parametrize("name", ["m.safetensors", "m.pt", "m.safetensors.index.json", "verify", "into"])
+def test_replicas_have_all_bytes_and_the_storage_reads_them_once(name, loads, folder):
+    file = name if name.startswith("m.") else "m.safetensors"
+    assert {rank[name][0] for rank in loads} == {digest_of(gdsdata.load(folder / file))}
+    if not drop_cache(folder / "m.pt"):
+        pytest.skip("this file system has no storage")
+    files = [folder / file] if file != "m.safetensors.index.json" else list(folder.glob("part-*"))
+    size = sum(one.stat().st_size for one in files)
+    counts = [rank[name][1] for rank in loads]
+    assert size <= sum(counts) + MIB and sum(counts) <= 1.02 * size + RANKS * MIB  # headers, which all read
+    assert max(counts) < 1.5 * size / RANKS + MIB
+
+
+def test_ranks_that_want_different_tensors_share_those_in_common(loads, folder):
+    whole = gdsdata.load(folder / "m.safetensors")
+    total = 0
+    for rank, found in enumerate(loads):
+        mine = {name: value for name, value in whole.items() if name.startswith(f"layers.{rank}.")}
+        common = {name: value for name, value in whole.items() if name.endswith(".bias") or name == "half"}
+        assert found["parts"][0] == digest_of(mine | common)
+        total += mine[f"layers.{rank}.weight"].nbytes
+    if drop_cache(folder / "m.pt"):
+        total += sum(value.nbytes for value in common.values())
+        assert sum(rank["parts"][1] for rank in loads) <= 1.1 * total + RANKS * MIB
+
+
+def test_ranks_may_load_different_files_and_be_done_early(loads, folder):
+    for rank, found in enumerate(loads):
+        name = "m.pt" if rank == 1 else "m.safetensors"
+        assert found["other files"][0] == digest_of(gdsdata.load(folder / name))
+        assert found["mesh"] == found["chosen"] == digest_of(gdsdata.load(folder / "m.pt"))
+        assert found["half"] is torch.float16
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "text", "rank"),
+    [
+        ("missing", "FileNotFoundError", "lost.pt", 2),
+        ("read", "IoError", "m.safetensors", 1),
+        ("damaged", "CorruptData", "has the checksum", None),
+        ("into", "ValueError", "different names", 3),
+        ("arguments", "ValueError", "verify=False on ranks 0, 1, True on ranks 2, 3", None),
+        ("once", "ValueError", "once='job' on rank 0, None on ranks 1-3", None),
+        ("wrong once", "ValueError", 'once=\'twice\': give "node", "job" or None', None),
+        ("versions", "CorruptData", "differs between the ranks", None),
+    ],
+)
+def test_all_ranks_raise_the_error_of_one(name, kind, text, rank, errors):
+    assert {error[name][:2] for error in errors} == {errors[0][name][:2]}
+    for error in errors:
+        assert error[name][0] == kind and text in error[name][1]
+        assert error[name][3] < 20
+        if rank is not None:
+            assert error[name][2] == [f"on rank {rank} of {RANKS} that read together"]
+
+
+def test_the_group_works_after_errors(errors):
+    assert [error["after"] for error in errors] == [error["at last"] for error in errors] == [None] * RANKS
+
+
+def test_nodes_read_each_by_themselves_or_once_for_all(folder):
+    found = on_ranks(RANKS, _on_two_nodes, folder)
+    assert {digest for rank in found for digest, _ in rank.values()} == {digest_of(state_of())}
+    if drop_cache(folder / "m.pt"):
+        size = (folder / "m.safetensors").stat().st_size
+        for once, copies in (("node", 2), ("job", 1)):
+            assert sum(rank[once][1] for rank in found) == pytest.approx(copies * size, rel=0.03)
+
+
+def test_a_slow_read_is_awaited_and_a_silent_rank_is_not(folder):
+    for digest, error in on_ranks(2, _slow, folder):
+        assert digest == digest_of(state_of())
+        assert error[0] == "RankLost" and "silent for 1 s" in error[1] and error[3] < 10
+
+
+def _die_on_rank_2(rank, folder):
+    read = TensorReader._read
+
+    def die(reader, *arguments):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with changed(TensorReader, "_read", die if rank == 2 else read):
+        found = error_of(lambda: gdsdata.load(folder / "m.safetensors", group="auto"))
+    (folder / f"error-{rank}").write_text(repr(found))
+    while len(list(folder.glob("error-*"))) < RANKS - 1:
+        time.sleep(0.01)
+    os._exit(0)
+
+
+def test_a_rank_that_dies_while_it_reads_is_an_error_on_the_others(folder, tmp_path):
+    shutil.copy(folder / "m.safetensors", tmp_path)
+    with pytest.raises(BaseException):  # no rank answers  # noqa: B017
+        on_ranks(RANKS, _die_on_rank_2, tmp_path)
+    for rank in (0, 1, 3):
+        kind, _, _, seconds = ast.literal_eval((tmp_path / f"error-{rank}").read_text())
+        assert kind == "RankLost" and seconds < 20
+
+
+def test_without_other_ranks_a_group_changes_nothing(folder):
+    assert digest_of(gdsdata.load(folder / "m.pt", group="auto", once="job")) == digest_of(
+        gdsdata.load(folder / "m.pt")
+    )
+    with pytest.raises(ValueError, match="once='twice'"):
+        gdsdata.load(folder / "m.pt", once="twice")
+
+
+def test_shared_extents_know_the_memory_of_each_part():
+    """Rows of a tensor are extents into its storage; a part of one is in the right place."""
+    target = torch.arange(32, dtype=torch.uint8)
+    extents = Extents(["a", "b"], [], [0, 8], [4, 8], [2, 20], [target, target.untyped_storage()], 12)
+    shared = SharedExtents({torch.device("cpu"): extents}, {}, False)
+    assert shared.memory(0, 1, 2).tolist() == [3, 4]
+    assert shared.memory(1, 3, 5).tolist() == [23, 24, 25, 26, 27]
