@@ -176,6 +176,29 @@ def test_a_killed_rank_is_an_error_on_the_others_at_once(tmp_path):
         assert seconds < 10
 
 
+def _receive_from_nobody(session):
+    _ = session.receive(torch.zeros(100), 0)
+    raise ValueError("in a transfer")
+
+
+def _fail_in_a_transfer(rank, folder):
+    def body(session):
+        session.agree(Kind.STEP)
+        with session.transfers():
+            if rank == 1:
+                _receive_from_nobody(session)
+            session.complete(session.receive(torch.zeros(100), 1))
+
+    return _error_of(body)
+
+
+def test_an_error_in_a_transfer_leaves_nobody_waiting(tmp_path):
+    first, second, third = on_ranks(3, _fail_in_a_transfer, tmp_path)
+    assert second[:2] == ("ValueError", "in a transfer")
+    for error in (first, third):
+        assert error[0] == "RankLost" and error[3] < 10
+
+
 def _groups(rank, folder):
     assert group_of(None) is None
     assert group_of("auto") is dist.group.WORLD

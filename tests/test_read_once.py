@@ -9,10 +9,12 @@ import signal
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from helpers import MIB, drop_cache
+from object_server import serving
 from test_dcp import on_ranks
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -20,8 +22,10 @@ import gdsdata
 from gdsdata import EngineOptions
 from gdsdata.checkpoint import api
 from gdsdata.checkpoint.extents import Extents, SharedExtents
+from gdsdata.checkpoint.open_object import OpenObject
 from gdsdata.checkpoint.tensor_reader import TensorReader
-from gdsdata.collective import agreement
+from gdsdata.collective import agreement, routes
+from gdsdata.collective.plan import Parts
 
 DIRECT = EngineOptions(direct="always")
 FAILS = EngineOptions(direct="always", faults="seed=1,fail=1")
@@ -250,13 +254,13 @@ def test_a_slow_read_is_awaited_and_a_silent_rank_is_not(folder):
         assert error[0] == "RankLost" and "silent for 1 s" in error[1] and error[3] < 10
 
 
-def _die_on_rank_2(rank, folder):
-    read = TensorReader._read
+def _die_on_rank_2(rank, folder, owner, name):
+    original = getattr(owner, name)
 
-    def die(reader, *arguments):
+    def die(*arguments):
         os.kill(os.getpid(), signal.SIGKILL)
 
-    with changed(TensorReader, "_read", die if rank == 2 else read):
+    with changed(owner, name, die if rank == 2 else original):
         found = error_of(lambda: gdsdata.load(folder / "m.safetensors", group="auto"))
     (folder / f"error-{rank}").write_text(repr(found))
     while len(list(folder.glob("error-*"))) < RANKS - 1:
@@ -264,13 +268,82 @@ def _die_on_rank_2(rank, folder):
     os._exit(0)
 
 
-def test_a_rank_that_dies_while_it_reads_is_an_error_on_the_others(folder, tmp_path):
+@pytest.mark.parametrize(("owner", "name"), [(TensorReader, "_read"), (routes.CpuRoute, "exchange")])
+def test_a_rank_that_dies_is_an_error_on_the_others(owner, name, folder, tmp_path):
     shutil.copy(folder / "m.safetensors", tmp_path)
     with pytest.raises(BaseException):  # no rank answers  # noqa: B017
-        on_ranks(RANKS, _die_on_rank_2, tmp_path)
+        on_ranks(RANKS, _die_on_rank_2, tmp_path, owner, name)
     for rank in (0, 1, 3):
         kind, _, _, seconds = ast.literal_eval((tmp_path / f"error-{rank}").read_text())
         assert kind == "RankLost" and seconds < 20
+
+
+def _load_url(rank, folder, url):
+    with two_nodes(rank):
+        return [digest_of(gdsdata.load(url, group="auto", once=once)) for once in (None, "node")]
+
+
+def test_ranks_of_all_nodes_read_a_url_once(folder, monkeypatch):
+    name = "part-0.safetensors"
+    with serving(monkeypatch) as server:
+        server.content[name] = (folder / name).read_bytes()
+        found = on_ranks(RANKS, _load_url, folder, f"{server.address}/bucket/{name}")
+        asked = sum(end - begin for method, _, begin, end in server.requests if method == "GET")
+    assert {digest for rank in found for digest in rank} == {digest_of(gdsdata.load(folder / name))}
+    heads = 2 * RANKS * OpenObject.ends_bytes  # each rank reads them, for the header
+    assert asked - heads == pytest.approx(3 * len(server.content[name]), rel=0.05)  # once, and by each of two nodes
+
+
+class _Event:
+    """An event of a GPU that has done its work at the second look."""
+
+    def __init__(self):
+        self._looks = 0
+
+    def record(self):
+        pass
+
+    def query(self):
+        self._looks += 1
+        return self._looks > 1
+
+
+def _load_by_the_gpus_route(rank, folder):
+    """Have the CPU's tensors take the way of a GPU's: the user's group, here of gloo."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    names = []
+    exchange = routes.GpuRoute.exchange
+
+    def watched(route, sends, receives):
+        names.append(len(sends) + len(receives))
+        exchange(route, sends, receives)
+
+    original = SharedExtents.__init__
+
+    def with_gpu(extents, *arguments):
+        original(extents, *arguments)
+        extents._gpu = torch.device("cpu")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SharedExtents, "__init__", with_gpu)
+        patch.setattr(routes.GpuRoute, "exchange", watched)
+        patch.setattr(routes, "reaches_gpus", lambda session: True)
+        patch.setattr(routes, "number_of_gpu", lambda device: 0 if device is None else 1 + rank)
+        patch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+        patch.setattr(torch.cuda, "Event", _Event)
+        found = [digest_of(gdsdata.load(folder / "m.safetensors", group=group)) for group in ("auto", mesh["dp"])]
+        moves = sum(names)
+        patch.setattr(routes, "number_of_gpu", lambda device: 0 if device is None else 9)
+        with pytest.warns(RuntimeWarning, match="several ranks use the same GPU"):
+            found.append(digest_of(gdsdata.load(folder / "m.safetensors", group="auto")))
+        assert sum(names) == moves
+    return found, moves
+
+
+def test_gpus_pass_bytes_on_over_the_users_group(folder):
+    for found, moves in on_ranks(RANKS, _load_by_the_gpus_route, folder):
+        assert set(found) == {digest_of(state_of())}
+        assert moves > 10
 
 
 def test_without_other_ranks_a_group_changes_nothing(folder):
@@ -286,5 +359,5 @@ def test_shared_extents_know_the_memory_of_each_part():
     target = torch.arange(32, dtype=torch.uint8)
     extents = Extents(["a", "b"], [], [0, 8], [4, 8], [2, 20], [target, target.untyped_storage()], 12)
     shared = SharedExtents({torch.device("cpu"): extents}, {}, False)
-    assert shared.memory(0, 1, 2).tolist() == [3, 4]
-    assert shared.memory(1, 3, 5).tolist() == [23, 24, 25, 26, 27]
+    memories = shared.memories(Parts(np.array([0, 1]), np.array([1, 3]), np.array([2, 5])))
+    assert [one.tolist() for one in memories] == [[3, 4], [23, 24, 25, 26, 27]]

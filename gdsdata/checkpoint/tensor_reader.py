@@ -212,12 +212,12 @@ class TensorReader:
 
         Stream semantics: the bytes are in place when this returns, for every stream.
         """
+        if self._together is not None:  # the collector stays paused: views of all tensors are made meanwhile
+            reads = {device: self._parts_reader_of(device) for device in self._by_device}
+            SharedExtents(self._by_device, reads, self._verify).read_with(self._together)
+            self._by_device = {}
         with collector_resumed():
             try:
-                if self._together is not None:
-                    reads = {device: self._parts_reader_of(device) for device in self._by_device}
-                    SharedExtents(self._by_device, reads, self._verify).read_with(self._together)
-                    self._by_device = {}
                 for device, extents in self._by_device.items():
                     self._reader_of(device, extents)()
                 for batch in self._begun:

@@ -15,6 +15,7 @@ import os
 import pickle
 import socket
 import threading
+import traceback
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
@@ -198,6 +199,8 @@ class Session:
         try:
             self._begin()
         except BaseException:
+            if not self._is_over:
+                self._abandon()
             self._leave()
             raise
         return self
@@ -214,31 +217,33 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if self._is_over:
-                return
             if error is None:
-                self._end()
-            elif isinstance(error, Exception):
-                self._gathered(Kind.ERROR)
-                self._raise_errors(error)
-            else:  # the program ends
-                self.agreement.drop_twin()
+                error = self._end()
+            if error is None or self._is_over:
+                return
+            if not isinstance(error, Exception):  # the program ends
+                self._abandon()
+                raise error
+            self._gathered(Kind.ERROR)
+            self._raise_errors(error)
         finally:
             self._leave()
 
-    def _end(self) -> None:
-        """Take part in what other ranks still do."""
+    def _end(self) -> BaseException | None:
+        """Take part in what other ranks still do, and return the error of that.
+
+        Errors that all ranks know of are raised.
+        """
         try:
             while True:
                 headers = self.agree(Kind.DONE)
                 if (headers[:, 0] == Kind.DONE).all():
-                    return
+                    return None
                 self._take_part(self, headers)
-        except Exception as error:
-            if not self._is_over:
-                self._gathered(Kind.ERROR)
-                self._raise_errors(error)
-            raise
+        except BaseException as error:
+            if self._is_over:
+                raise
+            return error
 
     def _leave(self) -> None:
         if self._twin is not None:
@@ -317,9 +322,12 @@ class Session:
         """
         try:
             yield
-        except BaseException:
-            self._is_over = True
-            self.agreement.drop_twin()
+        except BaseException as error:
+            self._abandon()
+            one: BaseException | None = error
+            while one is not None:  # a transfer in a traceback keeps the connections open
+                traceback.clear_frames(one.__traceback__)
+                one = one.__cause__ or one.__context__
             raise
 
     # ------------------------------------------------------------------------------------------ tensors on the CPU
@@ -351,9 +359,13 @@ class Session:
             raise self._lost(error) from error
 
     def _lost(self, error: Exception | str) -> RankLost:
+        self._abandon()
+        return self.agreement.lost(error)
+
+    def _abandon(self) -> None:
+        """Leave the others without an answer. They notice that the connections end."""
         self._is_over = True
         self.agreement.drop_twin()
-        return self.agreement.lost(error)
 
     def _gathered(self, kind: Kind, *numbers: int) -> np.ndarray:
         mine = np.zeros(1 + _NUMBERS, np.int64)

@@ -57,14 +57,14 @@ class Reader(Protocol):
     def read(self, parts: Parts) -> None:
         """Read parts of extents. Any thread may call it, also several at a time."""
 
-    def memory(self, extent: int, skip: int, size: int) -> torch.Tensor:
-        """Return the memory of a part of an extent: uint8, one dimension."""
+    def memories(self, parts: Parts) -> list[torch.Tensor]:
+        """Return the memory of each part: uint8, one dimension."""
 
 
 class _NoReader:
     def read(self, parts: Parts) -> None: ...
 
-    def memory(self, extent: int, skip: int, size: int) -> torch.Tensor:
+    def memories(self, parts: Parts) -> list[torch.Tensor]:
         raise AssertionError("this rank wants nothing")
 
 
@@ -307,10 +307,9 @@ class _Work:
                 torch_private.copy_each(one.short, list(torch.split(one.packed, sizes)))
 
     def _memory_of(self, piece: Piece, used: int) -> _Moved:
-        short: list[torch.Tensor] = []
-        long: list[torch.Tensor] = []
-        for extent, skip, size in zip(*(column.tolist() for column in piece.parts), strict=True):
-            (short if size < SHORT_BYTES else long).append(self._reader.memory(extent, skip, size))
+        memories = self._reader.memories(piece.parts)
+        short = [memory for memory in memories if memory.nbytes < SHORT_BYTES]
+        long = [memory for memory in memories if memory.nbytes >= SHORT_BYTES]
         size = _short_bytes(piece)
         return _Moved(piece, self._packed[piece.route][used : used + size] if size else None, short, long)
 
