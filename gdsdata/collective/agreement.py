@@ -1,9 +1,9 @@
 """`Agreement`: the ranks of a group proceed in step, and an error of one is raised on all.
 
 Between two agreements, a rank works by itself. In an agreement, all ranks exchange a short header
-over gloo, in a process group of its own, so the user's group has no part in it. A rank whose code
-raises says so in the next agreement, and then all exchange the error. So nobody waits for a rank
-that has given up.
+over a gloo group of its own, so the user's group has no part in it. A rank whose code raises says
+so in the next agreement, and then all exchange the error. So nobody waits for a rank that has given
+up.
 """
 
 from __future__ import annotations

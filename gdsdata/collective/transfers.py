@@ -107,10 +107,14 @@ def _take_part(session: Session, headers: np.ndarray) -> None:
 
 
 class SharedReads:
-    """Reads that the ranks of a session make together."""
+    """Reads that the ranks of a session make together.
+
+    Attributes:
+        session: in progress.
+    """
 
     def __init__(self, session: Session, once: str | None) -> None:
-        self._session, self._once = session, once
+        self.session, self._once = session, once
 
     def read(self, wants: Wants, reader: Reader, gpu: torch.device | None) -> None:
         """Read what this rank wants. The ranks may call this a different number of times.
@@ -128,7 +132,7 @@ class SharedReads:
         """
         said = wants.packed()
         numbers = (*wants.digest(), len(said), self._once_of(wants), routes.number_of_gpu(gpu))
-        self._follow(self._session.agree(Kind.WANTS, *numbers), wants, reader, gpu, said)
+        self._follow(self.session.agree(Kind.WANTS, *numbers), wants, reader, gpu, said)
 
     def _once_of(self, wants: Wants) -> int:
         if self._once is not None:
@@ -149,24 +153,24 @@ class SharedReads:
                 one._replace(route=np.where(one.route == GPU, np.int8(NOT_SHARED), one.route)) for one in wants_of_kind
             ]
         schedule = self._schedule(headers[asks], wants_of_kind, kind_of_rank)
-        _Work(self._session, schedule, reader, way_of).carry_out()
+        _Work(self.session, schedule, reader, way_of).carry_out()
 
     def _routes(self, headers: np.ndarray, gpu: torch.device | None) -> dict[int, Route]:
-        found: dict[int, Route] = {CPU: CpuRoute(self._session)}
+        found: dict[int, Route] = {CPU: CpuRoute(self.session)}
         numbers = headers[:, 5]
         numbers = numbers[numbers != 0]
         if len(numbers) == 0:
             return found
         lack = ""
-        if not routes.reaches_gpus(self._session):
+        if not routes.reaches_gpus(self.session):
             lack = "the process group has no NCCL"
         elif len(np.unique(numbers)) < len(numbers):
             lack = "several ranks use the same GPU"
         if lack:
             engine.warn_once(f"{lack}, so each rank reads by itself what is for its GPU")
             return found
-        way = GpuRoute(self._session, gpu or routes.current_gpu())
-        self._session.once_for_group("nccl", way.connect)
+        way = GpuRoute(self.session, gpu or routes.current_gpu())
+        self.session.once_for_group("nccl", way.connect)
         found[GPU] = way
         return found
 
@@ -186,15 +190,15 @@ class SharedReads:
             elif len(set(different) - {()}) == 1:
                 found.append(wants)  # nobody needs them who has others
             else:
-                is_mine = owner == self._session.rank
+                is_mine = owner == self.session.rank
                 content = np.frombuffer(said, np.uint8) if is_mine else np.empty(int(headers[owner, 3]), np.uint8)
                 memory = torch.from_numpy(content.copy() if is_mine else content)
-                self._session.broadcast(memory, owner)
+                self.session.broadcast(memory, owner)
                 found.append(Wants.unpacked(memory.numpy().tobytes()))
         return found, kind_of_rank
 
     def _schedule(self, headers: np.ndarray, wants: list[Wants], kind_of_rank: list[int]) -> Schedule:
-        session, nodes = self._session, self._session.nodes()
+        session, nodes = self.session, self.session.nodes()
         remote = [one._replace(files=tuple(file for file in one.files if _is_url(file.path))) for one in wants]
         check_versions(remote)
         ranks = list(range(session.count))
