@@ -12,6 +12,7 @@ import torch
 
 from gdsdata.checkpoint.stored import Record, bytes_of, bytes_of_storage
 from gdsdata.checkpoint.urls import is_url
+from gdsdata.io import engine
 
 if TYPE_CHECKING:
     from gdsdata.collective.plan import Parts, Wants
@@ -79,6 +80,8 @@ class SharedExtents:
             plan.FileVersion(file.path if is_url(file.path) else os.path.abspath(file.path), *file.seen)
             for file in files
         )
+        if any(device not in (torch.device("cpu"), self._gpu) for device in self._devices):
+            engine.warn_once(f"ranks share what is for {self._gpu}; this one reads by itself what is for other GPUs")
         ways = {None: plan.NOT_SHARED, torch.device("cpu"): routes.CPU, self._gpu: routes.GPU}
         route = [ways.get(device, plan.NOT_SHARED) for device in self._devices]
         return plan.Wants(

@@ -5,8 +5,9 @@ then the pieces are sent. Reads run ahead of that, straight into the tensors. Lo
 from there, and received where they are wanted. Short parts are packed.
 
 A rank needs this memory besides: packed parts of the pieces that are sent at the same time, at most
-128 MiB on the CPU and as much on the GPU (``_READERS_AT_A_TIME * plan.PACKED_BYTES``). The extents
-take 22 bytes each, for each rank whose wants differ from the others'.
+128 MiB on the CPU and as much on the GPU (``_READERS_AT_A_TIME * plan.PACKED_BYTES``). An extent
+takes 22 bytes, for each rank whose wants differ from the others', and the plan about 170 more while
+it is computed.
 """
 
 from __future__ import annotations

@@ -1,0 +1,89 @@
+"""`SharedReads`: drawn wants of four ranks, with pieces of a few bytes, on both routes."""
+
+import contextlib
+import random
+
+import numpy as np
+import pytest
+import torch
+from test_dcp import on_ranks
+from test_read_once import _Event
+
+from gdsdata.collective import agreement, plan, routes, transfers
+from gdsdata.collective.plan import NOT_SHARED, FileVersion, Wants
+
+RANKS, SIZE = 4, 4000
+DRAWS = 25
+
+
+def content_of(path):
+    return torch.from_numpy(np.random.default_rng(len(path)).integers(0, 256, SIZE, np.uint8))
+
+
+class _Memory:
+    """Extents in memory, which are read from `content_of`."""
+
+    def __init__(self, wants):
+        self._wants = wants
+        self.extents = [torch.zeros(size, dtype=torch.uint8) for size in wants.size.tolist()]
+        self.read_bytes = 0
+
+    def memories(self, parts):
+        columns = zip(*(column.tolist() for column in parts), strict=True)
+        return [self.extents[extent][skip : skip + size] for extent, skip, size in columns]
+
+    def read(self, parts):
+        for extent, skip, memory in zip(parts.extent, parts.skip, self.memories(parts), strict=True):
+            begin = self._wants.offset[extent] + skip
+            memory.copy_(content_of(self._wants.files[self._wants.file[extent]].path)[begin : begin + memory.nbytes])
+            self.read_bytes += memory.nbytes
+
+    def is_right(self):
+        return all(
+            torch.equal(memory, content_of(self._wants.files[file].path)[offset : offset + memory.nbytes])
+            for memory, file, offset in zip(self.extents, self._wants.file, self._wants.offset, strict=True)
+        )
+
+
+def _drawn(draw):
+    files = tuple(FileVersion(path, SIZE, 1) for path in draw.sample(["/a", "/bb", "s3://b/ccc"], draw.randint(1, 3)))
+    rows, at = [], 0
+    for _ in range(draw.choice([0, 3, 30])):
+        size = draw.choice([0, draw.randint(1, 20), draw.randint(1, 400)])
+        at = draw.choice([at, draw.randint(0, SIZE)]) if at + size < SIZE else 0
+        rows.append((draw.randrange(len(files)), at, size, draw.choice([0, 0, 1, 1, NOT_SHARED]), draw.random() < 0.2))
+        at += size
+    rows = [row for row in rows if row[1] + row[2] <= SIZE]
+    columns = list(zip(*rows, strict=True)) or [()] * 5
+    types = (np.int32, np.int64, np.int64, np.int8, bool)
+    return Wants(files, *(np.array(column, kind) for column, kind in zip(columns, types, strict=True)))
+
+
+def _read_what_is_drawn(rank, folder):
+    common, own = random.Random(1), random.Random(100 + rank)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "_MIB", 64)
+        patch.setattr(plan, "PACKED_BYTES", 60)
+        for module in (plan, transfers):
+            patch.setattr(module, "SHORT_BYTES", 16)
+        patch.setattr(transfers, "_READERS_AT_A_TIME", 2)
+        patch.setattr(transfers, "_PRIVATE_BYTES", 100)
+        patch.setattr(routes, "reaches_gpus", lambda session: True)
+        patch.setattr(routes, "number_of_gpu", lambda device: 1 + rank)
+        patch.setattr(routes, "current_gpu", lambda: torch.device("cpu"))
+        patch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+        patch.setattr(torch.cuda, "Event", _Event)
+        patch.setattr(agreement, "node_name", lambda: f"node {rank // 2}")
+        for number in range(DRAWS):
+            same, once = common.choice([True, False]), common.choice(["node", "job", None])
+            with transfers.reads_together("auto", once, {"call": "test"}, 60) as together:
+                for _ in range(1 if same else own.randint(0, 3)):
+                    wants = _drawn(random.Random(number) if same else own)
+                    memory = _Memory(wants)
+                    together.read(wants, memory, torch.device("cpu"))
+                    assert memory.is_right(), number
+    return True
+
+
+def test_drawn_wants_are_read_and_passed_on(tmp_path):
+    assert on_ranks(RANKS, _read_what_is_drawn, tmp_path) == [True] * RANKS
