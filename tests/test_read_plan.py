@@ -2,6 +2,7 @@
 
 import time
 from collections import Counter, defaultdict
+from itertools import groupby
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from gdsdata.collective import plan
 from gdsdata.collective.plan import NOT_SHARED, FileVersion, Wants, check_versions, hops_of, schedule_of
+from gdsdata.collective.transfers import _short_bytes, _waves
 from gdsdata.errors import CorruptData
 
 KIB, MIB = 2**10, 2**20
@@ -152,6 +154,16 @@ def test_short_parts_are_packed_within_their_bound():
     _, pieces = simulate([wants_of(extents)], [0] * 2, [0, 1], [0, 0], plan.PIECE_BYTES)
     sizes = [int(next(iter(of.values())).parts.size.sum()) for of in pieces.values()]
     assert max(sizes) <= plan.PACKED_BYTES and len(sizes) < 20
+
+
+def test_the_packed_parts_of_many_readers_stay_within_their_bound():
+    ranks = list(range(24))
+    wants = [wants_of([(0, i * 10 * KIB, 10 * KIB) for i in range(60_000)])]
+    schedule = schedule_of(wants, [0] * len(ranks), ranks, 5)
+    waves = [wave for _, its in groupby(schedule.pieces, lambda piece: piece.round) for wave in _waves(list(its))]
+    packed = [sum(map(_short_bytes, wave)) for wave in waves]
+    assert sum(packed) == 60_000 * 10 * KIB
+    assert max(packed) <= 128 * MIB and max(map(len, waves)) == 8
 
 
 def test_records_with_checksums_are_never_cut():
