@@ -146,6 +146,7 @@ def _be_silent_on_rank_2(rank, folder):
             time.sleep(4)
         session.agree(Kind.STEP)
 
+    assert _error_of(lambda session: session.agree(Kind.STEP), timeout_s=60) is None  # of another call
     return _error_of(body, timeout_s=2)
 
 

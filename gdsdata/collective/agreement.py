@@ -69,8 +69,8 @@ class _Twin:
         self.done: set[str] = set()
 
 
-# By the user's group, and the timeout. A destroyed group leaves both.
-_twins: weakref.WeakKeyDictionary[Any, dict[float, _Twin]] = weakref.WeakKeyDictionary()
+# By the user's group. A destroyed group leaves both.
+_twins: weakref.WeakKeyDictionary[Any, _Twin] = weakref.WeakKeyDictionary()
 _made: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # so many twins of a group
 
 
@@ -118,6 +118,7 @@ class Agreement:
 
     Attributes:
         group: of the user.
+        timeout: the same as ``timeout_s``.
         ranks: the rank in the default group of each rank.
         rank: of this process in the group.
         count: how many ranks there are.
@@ -125,6 +126,7 @@ class Agreement:
 
     def __init__(self, group: ProcessGroup, timeout_s: float) -> None:
         self.group, self.timeout_s = group, timeout_s
+        self.timeout = timedelta(seconds=timeout_s)
         self.ranks: list[int] = torch.distributed.get_process_group_ranks(group)
         self.rank, self.count = group.rank(), group.size()
 
@@ -144,21 +146,20 @@ class Agreement:
         Raises:
             RankLost: a rank did not come in time.
         """
-        kept = _twins.setdefault(self.group, {})
-        if self.timeout_s not in kept:
+        twin = _twins.get(self.group)
+        if twin is None:
             number = _made[self.group] = _made.get(self.group, 0) + 1
             store = torch.distributed.PrefixStore(f"gdsdata/{number}", self.group.get_group_store())
-            timeout = timedelta(seconds=self.timeout_s)
             try:
-                made = torch.distributed.ProcessGroupGloo(store, self.rank, self.count, timeout)
+                made = torch.distributed.ProcessGroupGloo(store, self.rank, self.count, self.timeout)
             except RuntimeError as error:
                 raise self.lost(error) from error
-            kept[self.timeout_s] = _Twin(made)
-        return kept[self.timeout_s]
+            twin = _twins[self.group] = _Twin(made)
+        return twin
 
     def drop_twin(self) -> None:
         """Close the connections, so that the others notice. The next session makes new ones."""
-        _twins.get(self.group, {}).pop(self.timeout_s, None)
+        _twins.pop(self.group, None)
 
     def lost(self, error: Exception | str) -> RankLost:
         """Return the error of a rank that ended or is silent."""
@@ -335,7 +336,9 @@ class Session:
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
         """Fill a tensor with that of the rank ``root``; all ranks make this call."""
         self.agree(Kind.OBJECTS)
-        self.complete(self._made(lambda group: group.broadcast(tensor, root)))
+        options = torch.distributed.distributed_c10d.BroadcastOptions()
+        options.rootRank, options.timeout = root, self.agreement.timeout
+        self._made(lambda group: group.broadcast([tensor], options).wait())
 
     def send(self, tensor: torch.Tensor, rank: int) -> Work:
         """Begin to send a tensor to another rank, which calls `receive` in the same order."""
@@ -347,7 +350,7 @@ class Session:
 
     def complete(self, work: Work) -> None:
         """Wait for a transfer."""
-        self._made(lambda _: work.wait())
+        self._made(lambda _: work.wait(self.agreement.timeout))
 
     # ------------------------------------------------------------------------------------------ exchanges
 
@@ -374,7 +377,9 @@ class Session:
 
     def _all(self, mine: torch.Tensor) -> torch.Tensor:
         found = torch.empty((self.count, *mine.shape), dtype=mine.dtype)
-        self.complete(self._made(lambda group: group.allgather([list(found.unbind(0))], [mine])))
+        options = torch.distributed.distributed_c10d.AllgatherOptions()
+        options.timeout = self.agreement.timeout
+        self._made(lambda group: group.allgather([list(found.unbind(0))], [mine], options).wait())
         return found
 
     def _exchanged(self, content: bytes) -> list[bytes]:
