@@ -308,6 +308,19 @@ class _Event:
         return self._looks > 1
 
 
+def _error_is_shared_and_leaves_doubt(rank, folder, patch):
+    """Have a transfer between GPUs fail on rank 1 before anything moves."""
+
+    def fail(route, sends, receives):
+        if rank == 1:
+            raise RuntimeError("NCCL fails")
+
+    with patch.context() as inner:
+        inner.setattr(routes.GpuRoute, "exchange", fail)
+        error = error_of(lambda: gdsdata.load(folder / "m.safetensors", group="auto"))
+    return error[:1] == (("RuntimeError",) if rank == 1 else ("RankLost",))
+
+
 def _load_by_the_gpus_route(rank, folder):
     """Have the CPU's tensors take the way of a GPU's: the user's group, here of gloo."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
@@ -335,6 +348,10 @@ def _load_by_the_gpus_route(rank, folder):
         moves = sum(names)
         patch.setattr(routes, "number_of_gpu", lambda device: 0 if device is None else 9)
         with pytest.warns(RuntimeWarning, match="several ranks use the same GPU"):
+            found.append(digest_of(gdsdata.load(folder / "m.safetensors", group="auto")))
+        patch.setattr(routes, "number_of_gpu", lambda device: 0 if device is None else 1 + rank)
+        assert _error_is_shared_and_leaves_doubt(rank, folder, patch)
+        with pytest.warns(RuntimeWarning, match="an earlier load has left transfers"):
             found.append(digest_of(gdsdata.load(folder / "m.safetensors", group="auto")))
         assert sum(names) == moves
     return found, moves

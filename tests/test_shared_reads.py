@@ -11,6 +11,7 @@ from test_read_once import _Event
 
 from gdsdata.collective import agreement, plan, routes, transfers
 from gdsdata.collective.plan import NOT_SHARED, FileVersion, Wants
+from gdsdata.errors import IoError, RankLost
 
 RANKS, SIZE = 4, 4000
 DRAWS = 25
@@ -59,8 +60,9 @@ def _drawn(draw):
     return Wants(files, *(np.array(column, kind) for column, kind in zip(columns, types, strict=True)))
 
 
-def _read_what_is_drawn(rank, folder):
-    common, own = random.Random(1), random.Random(100 + rank)
+@contextlib.contextmanager
+def _small_pieces(rank):
+    """Have pieces of a few bytes, and the CPU's tensors take the way of a GPU's too."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan, "_MIB", 64)
         patch.setattr(plan, "PACKED_BYTES", 60)
@@ -74,6 +76,12 @@ def _read_what_is_drawn(rank, folder):
         patch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
         patch.setattr(torch.cuda, "Event", _Event)
         patch.setattr(agreement, "node_name", lambda: f"node {rank // 2}")
+        yield
+
+
+def _read_what_is_drawn(rank, folder):
+    common, own = random.Random(1), random.Random(100 + rank)
+    with _small_pieces(rank):
         for number in range(DRAWS):
             same, once = common.choice([True, False]), common.choice(["node", "job", None])
             with transfers.reads_together("auto", once, {"call": "test"}, 60) as together:
@@ -87,3 +95,50 @@ def _read_what_is_drawn(rank, folder):
 
 def test_drawn_wants_are_read_and_passed_on(tmp_path):
     assert on_ranks(RANKS, _read_what_is_drawn, tmp_path) == [True] * RANKS
+
+
+class _Failing(_Memory):
+    """Fails at a drawn call, if ``fails`` names it."""
+
+    def __init__(self, wants, fails, draw):
+        super().__init__(wants)
+        self._left = {fails: draw.randrange(3)}
+
+    def _count(self, name):
+        self._left[name] = self._left.get(name, -1) - 1
+        if self._left[name] == -1:
+            raise IoError(5, f"a {name} fails", "/a", 3, 4)
+
+    def read(self, parts):
+        self._count("read")
+        super().read(parts)
+
+    def memories(self, parts):
+        self._count("transfer")
+        return super().memories(parts)
+
+
+def _fail_where_it_is_drawn(rank, folder):
+    common, seen = random.Random(3), []
+    with _small_pieces(rank):
+        for number in range(DRAWS):
+            fails = common.choice(["read", "transfer"])
+            rank_that_fails, wants = common.randrange(RANKS), _drawn(random.Random(number))
+            # gloo in the place of NCCL would wait in the transfer that fails, and not behind it
+            wants = wants._replace(route=np.minimum(wants.route, routes.CPU))
+            memory = _Failing(wants, fails if rank == rank_that_fails else "", random.Random(number))
+            try:
+                with transfers.reads_together("auto", None, {"call": "test"}, 60) as together:
+                    together.read(wants, memory, torch.device("cpu"))
+                assert memory.is_right()
+                seen.append("")
+            except (IoError, RankLost) as error:
+                assert rank != rank_that_fails or (type(error), error.length) == (IoError, 4)
+                seen.append(type(error).__name__)
+    return seen
+
+
+def test_ranks_that_fail_anywhere_leave_a_group_that_works(tmp_path):
+    """A read that fails has its error on all ranks; a transfer that fails, or `RankLost`."""
+    for of_draw in zip(*on_ranks(RANKS, _fail_where_it_is_drawn, tmp_path), strict=True):
+        assert set(of_draw) <= {"IoError", "RankLost"} or set(of_draw) == {""}

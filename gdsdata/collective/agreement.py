@@ -179,6 +179,9 @@ class Session:
     If the block raises on one rank, all ranks raise that error, with a note that has the rank. The
     block ends when all ranks have ended it. One thread uses it.
 
+    Attributes:
+        is_abandoned: ranks are lost, or may wait for transfers of this one.
+
     Raises (each method, and the end of the block):
         ValueError: the ranks make different calls.
         RankLost: a rank has ended, or is silent for too long.
@@ -191,6 +194,7 @@ class Session:
         self.agreement, self.rank, self.count = agreement, agreement.rank, agreement.count
         self._call, self._take_part = dict(call), take_part
         self._twin: _Twin | None = None
+        self.is_abandoned = False
         self._is_over = False  # all ranks know of an error, or some are lost
 
     def __enter__(self) -> Session:
@@ -367,7 +371,7 @@ class Session:
 
     def _abandon(self) -> None:
         """Leave the others without an answer. They notice that the connections end."""
-        self._is_over = True
+        self._is_over = self.is_abandoned = True
         self.agreement.drop_twin()
 
     def _gathered(self, kind: Kind, *numbers: int) -> np.ndarray:

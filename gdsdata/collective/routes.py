@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import time
+import weakref
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed
@@ -21,6 +22,10 @@ Transfer = tuple[torch.Tensor, int]  # memory without gaps, and the other rank
 # Transfers that a GPU's stream has ahead of it. More would only hide a rank that is lost.
 _MOST_QUEUED = 2
 _LOOKS_EVERY_S = 0.0002
+
+# Groups whose NCCL may still have transfers that the other side never began. They would take the
+# bytes of the next ones.
+_in_doubt: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class Route(Protocol):
@@ -131,6 +136,16 @@ class GpuRoute:
 def reaches_gpus(session: Session) -> bool:
     """Return whether the user's group has NCCL for memory of GPUs."""
     return "cuda:nccl" in torch.distributed.get_backend_config(session.agreement.group)
+
+
+def doubt(session: Session) -> None:
+    """Have the user's group pass no more bytes on between GPUs."""
+    _in_doubt.add(session.agreement.group)
+
+
+def is_in_doubt(session: Session) -> bool:
+    """Return whether `doubt` was called on this rank."""
+    return session.agreement.group in _in_doubt
 
 
 def number_of_gpu(device: torch.device | None) -> int:

@@ -132,7 +132,8 @@ class SharedReads:
         Stream semantics: the bytes are in place when this returns, for every stream.
         """
         said = wants.packed()
-        numbers = (*wants.digest(), len(said), self._once_of(wants), routes.number_of_gpu(gpu))
+        in_doubt = routes.is_in_doubt(self.session)
+        numbers = (*wants.digest(), len(said), self._once_of(wants), routes.number_of_gpu(gpu), in_doubt)
         self._follow(self.session.agree(Kind.WANTS, *numbers), wants, reader, gpu, said)
 
     def _once_of(self, wants: Wants) -> int:
@@ -167,11 +168,17 @@ class SharedReads:
             lack = "the process group has no NCCL"
         elif len(np.unique(numbers)) < len(numbers):
             lack = "several ranks use the same GPU"
+        elif headers[:, 6].any():
+            lack = "an earlier load has left transfers in the group's NCCL (make a new group)"
         if lack:
             engine.warn_once(f"{lack}, so each rank reads by itself what is for its GPU")
             return found
         way = GpuRoute(self.session, gpu or routes.current_gpu())
-        self.session.once_for_group("nccl", way.connect)
+        try:
+            self.session.once_for_group("nccl", way.connect)
+        except BaseException:
+            routes.doubt(self.session)
+            raise
         found[GPU] = way
         return found
 
@@ -266,6 +273,10 @@ class _Work:
                 self._wait_for(read)
             for way in self._ways.values():
                 way.finish()
+        except BaseException as error:
+            if GPU in self._ways and (session.is_abandoned or not isinstance(error, Exception)):
+                routes.doubt(session)
+            raise
         finally:  # waits for the reads that have begun
             threads.shutdown(cancel_futures=True)
 
