@@ -122,6 +122,22 @@ def test_every_kind_of_file_of_torchs_writer_is_read(tmp_path, arguments):
     assert_same(loaded(state, GDSStorageReader(tmp_path)), state)
 
 
+def test_the_ends_of_all_archives_of_torchs_writer_are_read_in_one_call(tmp_path, monkeypatch):
+    """Of an object, each call waits for a round trip at least."""
+    state = {f"layers.{i}": torch.randn(40_000 + i) for i in range(50)}
+    save(state, FileSystemWriter(tmp_path))
+    calls = []
+    read_each = OpenFile.read_each
+
+    def counted(file, offsets, size_bytes):
+        calls.append(len(offsets))
+        return read_each(file, offsets, size_bytes)
+
+    monkeypatch.setattr(OpenFile, "read_each", counted)
+    assert_same(loaded(state, GDSStorageReader(tmp_path)), state)
+    assert calls == [2 * len(state)]
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_tensors_without_gaps_are_saved_as_they_lie_and_others_are_copied(tmp_path, device):
     base = torch.randn(64, 100, 30, device=device)

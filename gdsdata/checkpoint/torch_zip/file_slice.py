@@ -54,9 +54,15 @@ class FileSlice:
     def at_each(self, offsets: Sequence[int], size_bytes: int) -> bytes:
         """Return ``size_bytes`` from each of these offsets in the slice, joined.
 
-        See `engine.read_each`.
+        See `engine.read_each`. Nothing is read if all of them lie at the ends.
         """
+        if all(self._is_kept(offset, offset + size_bytes) for offset in offsets):
+            return b"".join(self.at(offset, size_bytes) for offset in offsets)
         return self.file.read_each([self.begin + offset for offset in offsets], size_bytes)
+
+    def _is_kept(self, begin: int, end: int) -> bool:
+        is_in_tail = len(self._tail) > 0 and self._tail_offset <= begin and end <= self.size_bytes
+        return 0 <= begin and end <= len(self._head) or is_in_tail
 
     def at(self, offset: int, size_bytes: int) -> bytes:
         """Return ``size_bytes`` from an offset in the slice.
@@ -70,6 +76,6 @@ class FileSlice:
             self.read_ends([self])
         if end <= len(self._head):
             return self._head[offset:end]
-        if offset >= self._tail_offset:
+        if self._is_kept(offset, end):
             return self._tail[offset - self._tail_offset : end - self._tail_offset]
         return self.at_each([offset], end - offset)
