@@ -123,7 +123,7 @@ def test_every_kind_of_file_of_torchs_writer_is_read(tmp_path, arguments):
 
 
 def test_the_ends_of_all_archives_of_torchs_writer_are_read_in_one_call(tmp_path, monkeypatch):
-    """Of an object, each call waits for a round trip at least."""
+    """Each call waits for a round trip at least if the file is an object."""
     state = {f"layers.{i}": torch.randn(40_000 + i) for i in range(50)}
     save(state, FileSystemWriter(tmp_path))
     calls = []
