@@ -6,7 +6,7 @@ import functools
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner
@@ -34,6 +34,10 @@ from torch.distributed.tensor import DTensor
 
 from gdsdata.checkpoint.gc_pause import collector_paused
 from gdsdata.torch_private import caches_plans
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
 
 Path = tuple[str | int, ...]  # keys and indices on the way to a value of a state
 
@@ -95,8 +99,21 @@ class GDSLoadPlanner(DefaultLoadPlanner):
     torch's planner examines each tensor's kind, which takes 25 us in Python 3.11. This one takes 2
     us: it examines only DTensors, other subclasses, and tensors that were saved in parts. Its plans
     are equal to torch's, but for the order of their items. It works with any storage reader.
-    Arguments and errors are those of `DefaultLoadPlanner`.
+
+    Args:
+        read_once: have `GDSStorageReader` read once what several ranks want: replicated tensors,
+            or the shards of HSDP's replicas. One rank reads them and passes them on, as by
+            ``gdsdata.load(group=)``. True: all ranks do that, and all take part in the load. If
+            the load has a ``process_group``, give that group here.
+        once: "node", "job" or None: see `gdsdata.load`.
+        others: of `DefaultLoadPlanner`, whose errors these are too.
     """
+
+    def __init__(
+        self, *others: Any, read_once: bool | ProcessGroup | DeviceMesh = False, once: str | None = None, **named: Any
+    ) -> None:
+        super().__init__(*others, **named)
+        self.read_once, self.once = read_once, once
 
     @collector_paused()
     def set_up_planner(

@@ -13,7 +13,7 @@ import itertools
 import os
 import pickle
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.checkpoint import FileSystemReader
@@ -34,6 +34,9 @@ from gdsdata.checkpoint.urls import is_url
 from gdsdata.errors import CorruptData
 from gdsdata.io.options import EngineOptions
 
+if TYPE_CHECKING:
+    from gdsdata.collective.transfers import SharedReads
+
 # Tensors that are not read in place pass through at most this much memory at a time, or through the
 # memory of one larger tensor.
 _OWN_BYTES = 1 << 30
@@ -52,6 +55,9 @@ class GDSStorageReader(FileSystemReader):
     value (extensions, quantized tensors), `FileSystemReader` reads it, and a warning says so. No
     file stays open between two loads.
 
+    With ``planner=gdsdata.GDSLoadPlanner(read_once=True)``, ranks read once what several of them
+    want.
+
     Args:
         path: of the folder, or its URL.
         verify: compare the CRC-32 of each tensor that is read as a whole.
@@ -62,6 +68,7 @@ class GDSStorageReader(FileSystemReader):
         CorruptData: a file is shorter than ``.metadata`` says, an archive is damaged, or a checksum
             differs.
         ValueError: a tensor to fill has another shape than the plan says.
+        RankLost: with ``read_once``, another rank has ended or is silent.
 
     Stream semantics: the bytes are in place when `read_data` returns, for every stream.
     """
@@ -109,7 +116,21 @@ class GDSStorageReader(FileSystemReader):
     @collector_paused()
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read everything that a plan wants; it is in place when this returns."""
-        reader = TensorReader(self.options, self.verify)
+        if (group := getattr(planner, "read_once", False)) is False:
+            self._read(plan, planner, None)
+        else:
+            from gdsdata.collective.transfers import reads_together
+
+            group, call = "auto" if group is True else group, {"call": "dcp.load", "verify": self.verify}
+            once = getattr(planner, "once", None)
+            with reads_together(group, once, call, self.options.stall_timeout_s) as together:
+                self._read(plan, planner, together)
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
+
+    def _read(self, plan: LoadPlan, planner: LoadPlanner, together: SharedReads | None) -> None:
+        reader = TensorReader(self.options, self.verify, together)
         reader.expect(self._bytes_of(plan), first_device(getattr(planner, "state_dict", None)))
         files = DataFiles(self.path)
         left_to_torch = []
@@ -127,16 +148,13 @@ class GDSStorageReader(FileSystemReader):
             _read_tensor(item, stored, planner, reader)
             if reader.own_bytes >= _OWN_BYTES:
                 reader.run()
-                reader = TensorReader(self.options, self.verify)
+                reader = TensorReader(self.options, self.verify, together)
         reader.run()
         if left_to_torch:
             names = ", ".join(item.storage_index.fqn for item in left_to_torch[:5])
             place = f"one of {len(left_to_torch)} values in '{self.path}' that torch reads ({names})"
             with torch_errors_explained(str(self.path), place, 0, weights_only=None):
                 super().read_data(LoadPlan(left_to_torch, plan.storage_data, plan.planner_data), planner)
-        future: Future[None] = Future()
-        future.set_result(None)
-        return future
 
     def _bytes_of(self, plan: LoadPlan) -> int:
         """Return about how many bytes a plan reads, as far as its first items show."""
