@@ -3,6 +3,7 @@
 A row has figures only if all that it read was what had been written.
 """
 
+import itertools
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from importlib import import_module
 from importlib.util import find_spec
 
 import pytest
-from helpers import REPOSITORY
+from helpers import REPOSITORY, torchrun
 
 BENCHMARKS = REPOSITORY / "benchmarks"
 pytestmark = [
@@ -58,6 +59,38 @@ def test_indexes_of_many_samples_are_loaded_by_several_processes_and_planned(tmp
         assert 7 <= bytes_a_sample < 8 and own_mb <= resident_mb <= 1
     for name in ("2e4, two fields", "1e5, two fields", "1e5, one size"):
         assert all(figure(cell) > 0 for cell in rows[name])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def restore_times(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return import_module("restore_times")
+
+
+def test_predicted_restores_keep_to_the_rates_of_storage_and_network(restore_times):
+    rates, gb = restore_times.Rates(agreement_us=0.0), 16
+    for gpus, kind in itertools.product([1, 2, 8, 16, 64], ["disk", "shared", "store"]):
+        nodes, on_node = -(-gpus // 8), min(gpus, 8)
+        of_node = rates.storage(kind, nodes)
+        alone = restore_times.seconds_alone(gb * 1e9, gpus, kind, rates)
+        node, job = (restore_times.seconds_together(gb * 1e9, gpus, kind, once, rates) for once in ("node", "job"))
+        passed_on = gb * (1 - 1 / on_node) / rates.peer
+        assert alone >= 0.999 * gb / min(rates.link, of_node / on_node)
+        assert node >= 0.999 * max(gb / min(of_node, on_node * rates.link), passed_on)
+        assert job >= 0.999 * max(gb / min(nodes * of_node, gpus * rates.link), passed_on)
+        assert node <= alone
+    slower = restore_times.seconds_together(gb * 1e9, 64, "store", "job", rates._replace(agreement_us=1000.0))
+    assert slower > job
+
+
+@pytest.mark.slow
+def test_predicted_restores_are_compared_with_loads(tmp_path):
+    code, said = torchrun(2, BENCHMARKS / "restore_times.py", "--check", "--gb", 0.2, "--folder", tmp_path)
+    assert code == 0, said
+    rows = [line.strip("|").split("|") for line in said.splitlines() if line.startswith("| ")]
+    assert [int(row[0]) for row in rows[1:]] == [1, 2]
+    assert all(figure(cell) > 0 for row in rows[1:] for cell in row[1:])
     assert not list(tmp_path.iterdir())
 
 
