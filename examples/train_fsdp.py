@@ -4,6 +4,9 @@
     torchrun --nproc-per-node=2 examples/train_fsdp.py --folder new --kill-at 30  # as by kill -9
     torchrun --nproc-per-node=1 examples/train_fsdp.py --folder new   # one rank resumes
 
+With --replicas=2, each half of the ranks has all of the model (HSDP). Resuming, one replica reads
+each part of the checkpoint, and sends it to the other.
+
 The ranks use nccl on GPUs, and gloo elsewhere. --kill-at ends the last rank. If a folder's
 checkpoint has all of --steps, nothing is trained: raise --steps, or use another folder.
 
@@ -40,6 +43,7 @@ parser.add_argument("--steps", type=int, default=60, help="steps in all, those b
 parser.add_argument("--save-every", type=int, default=20, help="steps from one checkpoint to the next")
 parser.add_argument("--kill-at", type=int, help="end the last rank after this step, unless torchrun restarted it")
 parser.add_argument("--global-batch", type=int, default=32, help="samples in a step of all ranks together")
+parser.add_argument("--replicas", type=int, default=1, help="copies of the model, each on as many ranks")
 parser.add_argument("--folder", type=Path, default=cache / "train_fsdp", help="folder that all ranks share")
 args = parser.parse_args()
 if args.save_every < 1:
@@ -55,7 +59,9 @@ dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
 rank, ranks = dist.get_rank(), dist.get_world_size()
 if args.global_batch % ranks:
     parser.error(f"--global-batch {args.global_batch} cannot be shared by {ranks} ranks: take a multiple of {ranks}")
-mesh = init_device_mesh(device.type, (ranks,))
+if ranks % args.replicas:
+    parser.error(f"--replicas {args.replicas}: {ranks} ranks cannot be divided by it")
+mesh = init_device_mesh(device.type, (args.replicas, ranks // args.replicas), mesh_dim_names=("replicate", "shard"))
 
 
 def say(what: str) -> None:
@@ -73,7 +79,7 @@ dataset = gdsdata.GDSDataset(
     seed=0,
     device=device,
     drop_last=True,  # an epoch's last, smaller step would depend on the number of ranks
-    sharding=gdsdata.Sharding(device_mesh=mesh),
+    sharding=gdsdata.Sharding(device_mesh=mesh, dp_dim=("replicate", "shard")),  # each rank has other samples
 )
 
 # --------------------------------------------------------------------------------------------------------------- model
@@ -99,7 +105,7 @@ class Transformer(nn.Module):
 torch.manual_seed(0)  # all ranks make the same weights, and each keeps its part
 model = Transformer().to(device)
 for part in (*model.layers, model):
-    fully_shard(part, mesh=mesh)
+    fully_shard(part, mesh=mesh if args.replicas > 1 else mesh["shard"])
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 # ---------------------------------------------------------------------------------------------------------- checkpoint
@@ -114,8 +120,8 @@ def state(step: int) -> dict:
 warnings.filterwarnings("ignore", "Detected an existing checkpoint")
 step = 0
 if (args.folder / ".metadata").exists():  # it is written last: without it there is no checkpoint
-    found = state(step)
-    dcp.load(found, storage_reader=gdsdata.GDSStorageReader(args.folder))  # any number of ranks may have saved it
+    found, reader = state(step), gdsdata.GDSStorageReader(args.folder)  # any number of ranks may have saved it
+    dcp.load(found, storage_reader=reader, planner=gdsdata.GDSLoadPlanner(read_once=True))
     set_state_dict(model, optimizer, model_state_dict=found["model"], optim_state_dict=found["optimizer"])
     step = found["step"]
 say(f"from step {step} on {ranks} ranks, {device.type}, {args.global_batch} samples a step")

@@ -239,6 +239,17 @@ def test_train_fsdp_broken_off_anywhere_has_the_losses_of_a_run_that_was_not(tmp
         assert (loss, number) == (pytest.approx(whole[step][0], rel=1e-4), whole[step][1])
 
 
+@pytest.mark.slow
+def test_train_fsdp_goes_on_with_replicas(tmp_path):
+    """Two replicas of two shards continue what two shards have saved."""
+    _, whole = fsdp(2, tmp_path / "whole")
+    fsdp(2, tmp_path / "it", "--steps", 5)
+    said, resumed = fsdp(4, tmp_path / "it", "--replicas", 2)
+    assert "from step 5 on 4 ranks" in said and list(resumed) == list(range(6, 11))
+    for step, (loss, number) in resumed.items():
+        assert (loss, number) == (pytest.approx(whole[step][0], rel=1e-4), whole[step][1])
+
+
 @pytest.mark.gpu
 def test_train_fsdp_goes_on_with_the_same_batches_on_a_gpu(tmp_path):
     _, whole = fsdp(1, tmp_path / "whole")
