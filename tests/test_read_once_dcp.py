@@ -67,6 +67,7 @@ def parts_of(model, optimizer):
 
 def _loads(rank, folder):
     found = {}
+    counted(folder / "ours", zeros(), GDSLoadPlanner(read_once=True))  # imports are read from storage too
     for name in ("ours", "torchs"):
         state = zeros()
         counts = counted(folder / name, state, GDSLoadPlanner(read_once=True))
