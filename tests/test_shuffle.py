@@ -5,6 +5,8 @@ import os
 import random
 import re
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotDone
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ import pytest
 from helpers import MIB, arrays, assert_same_batches, drop_cache, grouped, random_bytes, served_by, write_records
 
 from gdsdata import EngineOptions, GDSDataset, Lanes, Reading
+from gdsdata.data.batches import pieces
 from gdsdata.data.batches.pieces import OpenPieces
 from gdsdata.data.order import choice
 from gdsdata.errors import CorruptData, StallError
@@ -153,18 +156,74 @@ def test_every_byte_is_read_once_in_pieces(tmp_path):
     dataset = GDSDataset(tmp_path, 32, Records("u1", (1000,)), device="cpu", shuffle=Lanes(8, 16, 50))
     dataset.samples  # noqa: B018  (indexes the files)
     index, permutation = dataset._samples.index, Lanes(8, 16, 50).permutation(30_000, 32, 0, 0)
-    pieces = OpenPieces(index, permutation, range(8), EngineOptions(), 60.0)
+    opened = OpenPieces(index, permutation, range(8), EngineOptions(), 60.0)
     read, runs = np.zeros(30_000_000, np.uint8), 0
     for number in range(permutation.windows):
-        window = pieces._fetch(number)
-        assert window.is_read.all()
+        window = opened._fetch(number)
+        assert all(call.result() for call in window.calls)
         for begin, end in zip(window.begin, window.end, strict=True):
             read[begin:end] += 1
             runs += 1
-    pieces.close()
+    opened.close()
     assert (read == 1).all()
     assert runs <= 600 + 8 * 2 + 3 + 1  # pieces, short ones of each lane, ends of files, the turn
-    assert 30_000_000 <= sum(pieces.bytes.values()) <= 30_000_000 + runs * 2 * 4096
+    assert 30_000_000 <= sum(opened.bytes.values()) <= 30_000_000 + runs * 2 * 4096
+
+
+@pytest.fixture
+def short_calls(monkeypatch):
+    """Have each call of the engine read few pieces."""
+    monkeypatch.setattr(pieces, "_FIRST_CALL_BYTES", 8 * 4096)
+    monkeypatch.setattr(pieces, "_CALL_BYTES", 16 * 4096)
+
+
+def test_a_batch_waits_for_its_own_pieces_alone(folder, monkeypatch, short_calls):
+    read_now, may_read = OpenPieces._read, threading.Event()
+
+    def read_late(self, memory, file, begin_bytes, length_bytes, place):
+        if place[0] >= 24 * 4096:  # of the 32 pieces that the first batches are chosen from
+            may_read.wait(60)
+        return read_now(self, memory, file, begin_bytes, length_bytes, place)
+
+    monkeypatch.setattr(OpenPieces, "_read", read_late)
+    dataset = read(folder)
+    batches = iter(dataset)
+    first = next(batches)
+    assert not may_read.is_set()
+    may_read.set()
+    assert rows([first.numpy(), *arrays(batches)]) == stored(folder)
+    assert served_by(dataset) == {"page_cache": 1003 * 64}
+
+
+def test_memory_is_filled_anew_when_all_that_was_read_there_has_arrived(folder, monkeypatch, short_calls):
+    dataset = read(folder)
+    dataset.samples  # noqa: B018  (indexes the files)
+    permutation = SHAPE.permutation(1003, 16, 0, 0)
+    opened = OpenPieces(dataset._samples.index, permutation, range(8), EngineOptions(), 60.0)
+    read_now, begun, may_read = OpenPieces._read, threading.Event(), threading.Event()
+
+    def read_late(self, *arguments):
+        if not begun.is_set():
+            begun.set()
+            may_read.wait(60)
+        return read_now(self, *arguments)
+
+    monkeypatch.setattr(OpenPieces, "_read", read_late)
+    opened._fetch(0)
+    assert begun.wait(10)
+    with ThreadPoolExecutor(1) as thread:
+        later = thread.submit(opened._fetch, 2)  # which has the same memory
+        with pytest.raises(NotDone):
+            later.result(0.3)
+        may_read.set()
+        window = later.result()
+    assert all(call.result() for call in window.calls)
+    line = np.concatenate([np.fromfile(path, np.uint8) for path in sorted(folder.iterdir())])
+    found = np.frombuffer(opened._memories[0].mapping, np.uint8)
+    for begin, end, at in zip(window.begin, window.end, window.memory_begin, strict=True):
+        assert (found[at : at + end - begin] == line[begin:end]).all()
+    del found
+    opened.close()
 
 
 def test_samples_of_lanes_come_from_pieces_in_memory(tmp_path):

@@ -10,9 +10,9 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -29,8 +29,9 @@ from gdsdata.io.program_end import stop_at_exit
 from gdsdata.io.stalls import ReadsInFlight
 
 # Bytes of one call of the engine, and how many calls are under way: the storage has something to do
-# between them.
-_CALL_BYTES = 32 * MIB
+# between them. A window's first calls are shorter, 2, 4, 8 and 16 MiB: the first batch of an epoch
+# waits for them.
+_CALL_BYTES, _FIRST_CALL_BYTES = 32 * MIB, 2 * MIB
 _CALLS = 2
 _WORKERS = 2
 # Whole pages are read, straight into memory, because O_DIRECT takes no less.
@@ -38,6 +39,8 @@ _PAGE_BYTES = 4096
 # Windows may take so much beyond their average, because samples differ in size and pieces are read
 # by whole pages.
 _SLACK, _SLACK_BYTES = 1 / 8, 16 * MIB
+
+FoundT = TypeVar("FoundT")
 
 
 class _Runs(NamedTuple):
@@ -53,7 +56,7 @@ class _Runs(NamedTuple):
 
 
 class _Window(NamedTuple):
-    """A window's runs in the order of ``begin``, and whether they are in memory.
+    """A window's runs in the order of ``begin``, and the calls that read them.
 
     ``begin`` and ``end`` are places on the line of all files, one behind the other.
     """
@@ -61,9 +64,16 @@ class _Window(NamedTuple):
     begin: np.ndarray
     end: np.ndarray
     memory_begin: np.ndarray  # of the byte at ``begin``
-    is_read: np.ndarray  # bool (R,)
+    by_use: np.ndarray  # int64 (R,), which of ``runs`` each is
     runs: _Runs
-    begun: int  # so many of ``runs`` were read, or could not be
+    begun: int  # so many of ``runs`` are read, or cannot be
+    starts: np.ndarray  # int64 (C,), the first of ``runs`` that each call reads
+    calls: list[Future[bool]]  # whether it could read them
+
+    @property
+    def is_local(self) -> bool:
+        """Whether nothing of it is still being read."""
+        return all(call.done() for call in self.calls)
 
 
 class _Memory:
@@ -101,6 +111,8 @@ class OpenPieces(Chunks[_Window]):
     eighth more need, or `memory_budget.share_bytes` if that is less. The last window can be longer.
     It has what the one before leaves, and is read to its end when that one is past.
 
+    Pieces are read in the order of first use, and a sample waits for its own alone.
+
     Samples of pieces that have no room, or could not be read, are read from the files one by one,
     and so report what is wrong there.
 
@@ -137,6 +149,7 @@ class OpenPieces(Chunks[_Window]):
         self._file_begin = np.cumsum([0, *index.size_bytes])
         room_bytes = max(budget_bytes, _PAGE_BYTES)  # address space, until it is used
         self._memories = (_Memory(room_bytes), _Memory(room_bytes))
+        self._calls: tuple[list[Future[bool]], list[Future[bool]]] = ([], [])  # that read into each of them
         if budget_bytes < 2 * window_bytes:
             engine.warn_once(
                 f"pieces of this shuffle would take {2 * window_bytes / MIB:.0f} MiB, and this process may take "
@@ -185,13 +198,13 @@ class OpenPieces(Chunks[_Window]):
         """
         there = None
         for window, opened in sorted(self._held.items()):
-            if not opened.done():
+            if not opened.done() or not opened.result().is_local:
                 break
             there = window
         return 0 if there is None else bisect.bisect_left(steps, self._permutation.steps_within(there))
 
     def local(self, plan: Plan) -> Plan:
-        """Wait for the windows of `reach`; return the plan with the pieces in memory.
+        """Wait for the pieces of these samples; return the plan with the pieces in memory.
 
         Args:
             plan: of samples of steps in the windows that `reach` has come to.
@@ -211,7 +224,7 @@ class OpenPieces(Chunks[_Window]):
             run = np.searchsorted(window.begin, on_line, side="right") - 1
             inside = (run >= 0) & (on_line + plan.length <= window.end[run]) & unknown
             unknown &= ~inside
-            inside &= window.is_read[run]
+            inside[inside] = self._are_read(window, run[inside])
             run = run[inside]
             offset[inside] = window.memory_begin[run] + on_line[inside] - window.begin[run]
             source[inside] = len(self._index.paths) + number % 2
@@ -230,17 +243,28 @@ class OpenPieces(Chunks[_Window]):
         super().close(wait=wait and not self._reads.has_stalled)
         self._readers.shutdown(wait=wait and not self._reads.has_stalled)
 
-    def _wait_for(self, opened: Future[_Window]) -> _Window:
-        if not opened.done():
+    def _are_read(self, window: _Window, run: np.ndarray) -> np.ndarray:
+        """Wait for runs of a window, and return which of them are in memory: bool (N,)."""
+        run = window.by_use[run]
+        call = np.searchsorted(window.starts, run, side="right") - 1
+        is_read = run < window.begun
+        for number in np.unique(call[is_read]).tolist():
+            if not self._wait_for(window.calls[number]):
+                is_read &= call != number
+        return is_read
+
+    def _wait_for(self, coming: Future[FoundT]) -> FoundT:
+        if not coming.done():
             began = time.perf_counter()
             try:
-                self._reads.wait_for(opened, "pieces")
+                self._reads.wait_for(coming, "pieces")
             finally:
                 self.waited_s += time.perf_counter() - began
-        return opened.result()
+        return coming.result()
 
     def _fetch(self, number: int) -> _Window:
-        """Read a window, in the order of first use, as far as there is room."""
+        """Begin to read a window, in the order of first use, as far as there is room."""
+        wait(self._calls[number % 2])  # samples need not have waited for all that was read there before
         file, begin_bytes, length_bytes = self._runs(number)
         first_page = begin_bytes // _PAGE_BYTES * _PAGE_BYTES
         end = np.minimum(-(-(begin_bytes + length_bytes) // _PAGE_BYTES) * _PAGE_BYTES, self._index.size_bytes[file])
@@ -249,7 +273,7 @@ class OpenPieces(Chunks[_Window]):
         place = end_place - room_bytes
         runs = _Runs(file, begin_bytes, length_bytes, first_page, end - first_page, place, end_place)
         begun = self._take(number, runs)
-        return self._window_of(runs, self._read_runs(number, runs, 0, begun), begun)
+        return self._window_of(runs, begun, *self._begin_reads(number, runs, 0, begun))
 
     def _fetch_rest(self, number: int, opened: Future[_Window]) -> _Window:
         """Read the rest of the last window, which had no room beside the one before it."""
@@ -257,11 +281,8 @@ class OpenPieces(Chunks[_Window]):
         begun = self._take(number, window.runs)
         if begun <= window.begun:
             return window
-        order = np.argsort(self._on_line(window.runs), kind="stable")
-        is_read = np.empty_like(window.is_read)
-        is_read[order] = window.is_read
-        is_read[window.begun : begun] = self._read_runs(number, window.runs, window.begun, begun)[window.begun : begun]
-        return self._window_of(window.runs, is_read, begun)
+        starts, calls = self._begin_reads(number, window.runs, window.begun, begun)
+        return window._replace(begun=begun, starts=np.append(window.starts, starts), calls=[*window.calls, *calls])
 
     def _take(self, number: int, runs: _Runs) -> int:
         """Take the room for a window's runs, and return how many of them have room."""
@@ -275,27 +296,29 @@ class OpenPieces(Chunks[_Window]):
             self._most_bytes = max(self._most_bytes, memory.taken_bytes + other.taken_bytes)
         return fits
 
-    def _read_runs(self, number: int, runs: _Runs, first: int, end: int) -> np.ndarray:
-        """Read the runs from one to another, and return which of all were read: bool (R,)."""
-        memory = self._memories[number % 2]
-        is_read = np.zeros(len(runs.file), bool)
+    def _begin_reads(self, number: int, runs: _Runs, first: int, end: int) -> tuple[np.ndarray, list[Future[bool]]]:
+        """Begin to read the runs from one to another.
+
+        Returns:
+            The first run of each call, and the calls.
+        """
+        memory, begun = self._memories[number % 2], self._calls[number % 2]
+        starts = first + np.flatnonzero(np.diff(_calls_at(runs.place[first:end]), prepend=-1))
         calls = []
-        starts = first + np.flatnonzero(np.diff(runs.place[first:end] // _CALL_BYTES, prepend=-1))
         for some in map(slice, starts, [*starts[1:], end]):
             what = runs.file[some], runs.first_page[some], runs.read_bytes[some], runs.place[some]
-            calls.append((some, self._readers.submit(self._read, memory, *what)))
-        for some, call in calls:
-            is_read[some] = call.result()
-        return is_read
+            calls.append(self._readers.submit(self._read, memory, *what))
+        begun[:] = [call for call in (*begun, *calls) if not call.done()]
+        return starts, calls
 
     def _on_line(self, runs: _Runs) -> np.ndarray:
         return self._file_begin[runs.file] + runs.begin_bytes
 
-    def _window_of(self, runs: _Runs, is_read: np.ndarray, begun: int) -> _Window:
+    def _window_of(self, runs: _Runs, begun: int, starts: np.ndarray, calls: list[Future[bool]]) -> _Window:
         on_line = self._on_line(runs)
         order = np.argsort(on_line, kind="stable")
         end, memory_begin = on_line + runs.length_bytes, runs.place + runs.begin_bytes - runs.first_page
-        return _Window(on_line[order], end[order], memory_begin[order], is_read[order], runs, begun)
+        return _Window(on_line[order], end[order], memory_begin[order], order, runs, begun, starts, calls)
 
     def _runs(self, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return file, offset and length in bytes of the runs that make up a window.
@@ -332,3 +355,10 @@ class OpenPieces(Chunks[_Window]):
             for route, count in routes.items():
                 self._bytes[route] += count
         return True
+
+
+def _calls_at(place: np.ndarray) -> np.ndarray:
+    """Return the number of the call that reads what comes to each of these places of a window."""
+    short = round(np.log2(_CALL_BYTES / _FIRST_CALL_BYTES))  # calls that are shorter than the others
+    in_short = np.log2(place / _FIRST_CALL_BYTES + 1).astype(np.int64)
+    return np.where(in_short < short, in_short, short + (place - _CALL_BYTES + _FIRST_CALL_BYTES) // _CALL_BYTES)
