@@ -19,6 +19,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from torch.distributed import ProcessGroup
     from torch.distributed.checkpoint import DefaultSavePlanner
 
 CHECKED = ((2, 11), (2, 15))  # the oldest and the newest version: major, minor
@@ -162,3 +165,9 @@ def init_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
 
 # Copies each tensor of the second list into that of the first list: few kernels on a GPU.
 copy_each: Callable[[list[torch.Tensor], list[torch.Tensor]], object] = torch._foreach_copy_
+
+
+def timeout_of_group(group: ProcessGroup) -> timedelta:
+    """Return how long a collective of a process group may take."""
+    warn_if_newer()
+    return min(group._get_backend(device).options._timeout for device in group._device_types)

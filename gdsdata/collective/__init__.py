@@ -1,5 +1,6 @@
 """Read once, give to all: the ranks of a process group share what they read.
 
 `agreement` keeps the ranks in step, and has an error of one raised on all. `plan` says who reads
-what and who gets it, and `transfers` carries that out.
+what and who gets it, and `transfers` carries that out. `peers` serves data sets, whose processes
+work ahead of the program.
 """

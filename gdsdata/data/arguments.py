@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gdsdata.data.groups import Fields, Reading
+from gdsdata.data.groups import Fields, Reading, Sharding
+from gdsdata.data.ranks import peers_in
 from gdsdata.formats.catalog import FORMATS
 from gdsdata.formats.index import Format, SampleIndex
 from gdsdata.formats.listing import Source, sources_of
@@ -16,6 +17,7 @@ from gdsdata.io.options import EngineOptions
 from gdsdata.storage.urls import have_urls
 
 if TYPE_CHECKING:
+    from gdsdata.collective.peers import Peers
     from gdsdata.data.batches.settings import Collate
     from gdsdata.data.batches.skipped import Skipped
     from gdsdata.decoders import Decoder, Image
@@ -141,6 +143,43 @@ def decoders_of(decode: Mapping[str, str | Decoder | Image] | None) -> dict[str,
     from gdsdata.decoders import decoder_of
 
     return {name: decoder_of(said) for name, said in decode.items()}
+
+
+def peers_of(sharding: Sharding, fields: Fields, decode: Mapping[str, Decoder | Image]) -> Peers | None:
+    """Return the processes that read batches together with this one; None: it reads alone.
+
+    Raises:
+        ValueError: there is no mesh that says which these are, or batches are made of values that
+            cannot be gathered.
+    """
+    if not sharding.share_reads:
+        return None
+    mesh = sharding.device_mesh
+    if mesh is None:
+        raise ValueError(
+            "share_reads=True: a mesh says which processes get the same batches: pass device_mesh= and dp_dim= in "
+            "sharding=gdsdata.Sharding(...), or leave share_reads out"
+        )
+    ranks = peers_in(mesh, sharding.dp_dim)
+    if len(ranks) == 1:
+        return None
+    if fields.collate is not None:
+        raise ValueError(
+            "share_reads=True gathers tensors, and collate= would get a part of each batch: make batches in "
+            "transform=, which gets whole ones"
+        )
+    from gdsdata.decoders import Image, decode_cls
+
+    for name, decoder in decode.items():
+        if decoder is not decode_cls and (not isinstance(decoder, Image) or decoder.resize is None):
+            raise ValueError(
+                f"share_reads=True gathers tensors of one dtype and shape, and decode[{name!r}] may make others: leave "
+                f"it out and decode in transform=, which gets the bytes of whole batches. "
+                f'"cls" and gdsdata.decoders.Image(resize=...) can be gathered'
+            )
+    from gdsdata.collective.peers import Peers
+
+    return Peers(ranks)
 
 
 def check_index(

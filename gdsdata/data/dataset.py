@@ -171,7 +171,9 @@ class GDSDataset(BatchDataset):
             remote=arguments.remote_of(source, reading),
         )
         self._ranks, self._epoch_ranks = Ranks(*sharding[:4]), EpochRanks()
+        self._peers = arguments.peers_of(sharding, fields, settings.decode)
         has_peers = (self._ranks.found_or_none() or Share(0, 1)).world_size > 1
+        has_peers |= sharding.device_mesh is not None and sharding.device_mesh.size() > 1
         self._samples = Samples(
             Indexing(source, format, settings.skipped, reading.index_cache, has_peers),
             checked_split(split),
@@ -181,6 +183,7 @@ class GDSDataset(BatchDataset):
             sharding.uneven,
             self._ranks,
             settings,
+            self._peers,
         )
         self._progress = Progress(on_break)
         self._iteration = Iteration(self._samples, self._ranks, report_every_s)
@@ -308,8 +311,13 @@ class GDSDataset(BatchDataset):
             handed_out: called before each batch with how many there are with it.
 
         Raises:
-            ValueError: on a GPU, in a DataLoader's worker process.
+            ValueError: on a GPU, or with ``share_reads``, in a DataLoader's worker process.
         """
+        if get_worker_info() and self._peers is not None:
+            raise ValueError(
+                "share_reads=True does not work in a DataLoader's worker processes, which gather nothing: use "
+                "num_workers=0 (the engine's own threads read ahead) or share_reads=False"
+            )
         if get_worker_info() and self.device.type != "cpu":
             raise ValueError(
                 f"device={self.device} does not work in a DataLoader's worker processes: use num_workers=0 (the "
@@ -343,8 +351,8 @@ class GDSDataset(BatchDataset):
             shuffle: "uniform", "none", the `Lanes` or the `RowGroups`, and why.
             piece_bytes, piece_memory_bytes: of iterators that have ended, read in pieces for a lane
                 shuffle, by route, and their memory. ``bytes`` counts them again, as page_cache.
-            ring_bytes: memory of the ring at most. Batches that you keep and decoded fields are not
-                included; decoded row groups of Parquet are, about.
+            ring_bytes: memory of the ring at most, with what ``share_reads`` adds. Batches that you
+                keep and decoded fields are not included; decoded row groups of Parquet are, about.
             residency: with ``residency="pinned"``: ready, registered_bytes and error.
             skipped: with ``on_error="skip"``: how many ``files`` and ``samples`` are left out
                 (samples anew in each epoch), and ``named``: (path, offset, reason) of the first

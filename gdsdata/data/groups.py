@@ -34,6 +34,10 @@ class Sharding(NamedTuple):
             ``"drop"`` leaves out fewer than ``world_size`` samples, ``"pad"`` gives fewer than
             ``world_size`` samples twice, and ``"repeat"`` gives so many twice that the last batch
             is complete. Ranks have equally many batches in any case.
+        share_reads: with a ``device_mesh``, processes that get the same batches (they differ along
+            its other dimensions: tensor, context or pipeline parallel) read each of them together.
+            Each of P reads 1 / P, and gathers the rest: over NCCL on a GPU, over gloo on the CPU.
+            Batches, order and states are as without it. See docs/guide/shuffle-and-resume.md.
     """
 
     rank: int | None = None
@@ -41,6 +45,7 @@ class Sharding(NamedTuple):
     device_mesh: DeviceMesh | None = None
     dp_dim: str | int | Sequence[str | int] | None = None
     uneven: str = "drop"
+    share_reads: bool = False
 
 
 class Fields(NamedTuple):

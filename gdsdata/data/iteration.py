@@ -12,7 +12,7 @@ from gdsdata.data.batches.reader import Reader
 from gdsdata.data.counts import ADDED, sum_of, sum_of_routes
 from gdsdata.data.ranks import Ranks
 from gdsdata.data.samples import Samples
-from gdsdata.errors import EngineClosed, GdsdataError, StallError
+from gdsdata.errors import EngineClosed, GdsdataError, RankLost, StallError
 from gdsdata.io import engine
 from gdsdata.io.program_end import Ending, end_at_exit, leave_if_daemon
 from gdsdata.observe.times import NetworkUse, Reporter, StepTimes, WorkerTimes, is_profiling, marked
@@ -91,10 +91,10 @@ class Iteration:
         order, source, check_ranks = self._samples.order, self._samples.source, self._ranks.watch(self._samples.share)
         done, total = 0, len(numbers)
         self._network, self._network_before = self._requests(), self._requests_so_far()
-        reader = self.running = source.reader(self._samples.epoch(epoch), owner)
+        reader = self.running = self._samples.reader(epoch, owner)
         ending = Ending(partial(self._end, reader))
         take, reach, times, prefetch = reader.next, reader.reach, self._times, self._prefetch
-        planned, plan_batches, ahead = 0, prefetch, prefetch * reader.batches_in_slot
+        planned, plan_batches, ahead = 0, max(prefetch, reader.least_planned), prefetch * reader.batches_in_slot
         most = max(prefetch, _PLAN_SAMPLES // self._batch_size, 2 * reader.batches_in_slot)
         due = 0  # the batch before which `plan` is called next
         prints = self.reporter if self.reporter.is_on else None
@@ -106,7 +106,8 @@ class Iteration:
                 reach(int(numbers[done]))
             if planned - done <= plan_batches // 2 + ahead:
                 count = min(plan_batches, total - planned)
-                count = max(reader.steps_local(numbers[planned : planned + count]), 1 if planned == done else 0)
+                least = min(count, max(0, done + reader.least_planned - planned))
+                count = max(reader.steps_local(numbers[planned : planned + count]), least)
                 if count:
                     reader.plan(*order.samples_of(epoch, numbers[planned : planned + count]))
                     planned += count
@@ -150,7 +151,8 @@ class Iteration:
             leave_if_daemon()
             if isinstance(error, StallError):
                 error.statistics = self.stats(epoch)
-            self._samples.forget_index()  # the files are not as they were
+            if not isinstance(error, RankLost):
+                self._samples.forget_index()  # the files are not as they were
             raise
         except RuntimeError:  # of an executor that the program's end has shut down
             leave_if_daemon()
@@ -187,8 +189,8 @@ class Iteration:
     def stats(self, epoch: int) -> dict[str, Any]:
         """Return `GDSDataset.stats`, if ``epoch`` is read or is the next to be read."""
         samples, result = self._samples, self._counts()
-        of_epoch = samples.epoch(epoch)  # first: it indexes the files again if they have changed
-        result["ring_bytes"] = samples.source.ring_bytes(of_epoch, len(samples.order), self.running)
+        # First, because it indexes the files again if they have changed.
+        result["ring_bytes"] = samples.ring_bytes(epoch, self.running)
         result |= samples.source.stats()
         result["piece_bytes"], result["piece_memory_bytes"] = dict(self._piece_bytes), self._piece_memory_bytes
         result["shuffle"] = f"{samples.shuffle_name}: {samples.shuffle_reason}"

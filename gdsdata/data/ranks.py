@@ -292,16 +292,40 @@ def _place_in(mesh: DeviceMesh, dp_dim: str | int | Sequence[str | int] | None) 
     Processes that differ along other dimensions alone (tensor, context or pipeline parallel) have
     the same place, and so read the same batches.
     """
+    coordinate = _coordinate_in(mesh)
+    rank, world_size = 0, 1
+    for dim in _data_dims(mesh, dp_dim):
+        rank, world_size = rank * mesh.size(dim) + coordinate[dim], world_size * mesh.size(dim)
+    return Share(rank, world_size)
+
+
+def peers_in(mesh: DeviceMesh, dp_dim: str | int | Sequence[str | int] | None) -> list[int]:
+    """Return the ranks of the processes that get the same batches as this one, itself included.
+
+    Raises:
+        ValueError: the mesh has no such dimension, or not this process.
+    """
+    coordinate, data_dims = _coordinate_in(mesh), _data_dims(mesh, dp_dim)
+    chosen = tuple(coordinate[dim] if dim in data_dims else slice(None) for dim in range(mesh.ndim))
+    ranks: list[int] = mesh.mesh[chosen].flatten().tolist()
+    return ranks
+
+
+def _coordinate_in(mesh: DeviceMesh) -> Sequence[int]:
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
+        raise ValueError("this process is not in the device_mesh, so it has no share of the data")
+    return coordinate
+
+
+def _data_dims(mesh: DeviceMesh, dp_dim: str | int | Sequence[str | int] | None) -> list[int]:
+    """Return the data-parallel dimensions of a mesh, the outermost first, as numbers from 0 on."""
     names = mesh.mesh_dim_names or ()
     if dp_dim is None:
         if mesh.ndim != 1:
             raise ValueError(f"the device_mesh has {mesh.ndim} dimensions {names}: say by dp_dim= which share the data")
         dp_dim = 0
-    coordinate = mesh.get_coordinate()
-    if coordinate is None:
-        raise ValueError("this process is not in the device_mesh, so it has no share of the data")
-    rank, world_size = 0, 1
-    used: set[int] = set()
+    dims: list[int] = []
     for dim in [dp_dim] if isinstance(dp_dim, (str, int)) else dp_dim:
         if dim in names:
             at = names.index(dim)
@@ -309,8 +333,7 @@ def _place_in(mesh: DeviceMesh, dp_dim: str | int | Sequence[str | int] | None) 
             at = dim
         else:
             raise ValueError(f"dp_dim={dp_dim!r}: the device_mesh has the dimensions {names or range(mesh.ndim)}")
-        if at % mesh.ndim in used:
+        if at % mesh.ndim in dims:
             raise ValueError(f"dp_dim={dp_dim!r} names a dimension of the device_mesh twice")
-        used.add(at % mesh.ndim)
-        rank, world_size = rank * mesh.size(at % mesh.ndim) + coordinate[at], world_size * mesh.size(at % mesh.ndim)
-    return Share(rank, world_size)
+        dims.append(at % mesh.ndim)
+    return dims

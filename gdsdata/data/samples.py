@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gdsdata.data import arguments
+from gdsdata.data.batches.reader import Reader
 from gdsdata.data.batches.settings import BatchSettings
 from gdsdata.data.batches.source import BatchSource, RingSource
 from gdsdata.data.indexing import Indexing
@@ -20,6 +21,7 @@ from gdsdata.io.options import EngineOptions
 
 # Modules that only some data sets need are imported by these: a program pays for what it uses.
 if TYPE_CHECKING:
+    from gdsdata.collective.peers import Peers
     from gdsdata.data.order.lanes import Lanes
     from gdsdata.data.order.row_groups import RowGroups, RowGroupShuffle
     from gdsdata.formats.fields import FieldIndex
@@ -39,6 +41,8 @@ class Samples:
         shuffle, seed, drop_last, uneven: as of `GDSDataset`.
         ranks: where rank and world size come from.
         settings: of the batches.
+        peers: processes that get the same batches, and read them together; None: this one reads
+            them alone.
 
     Attributes:
         order: of an epoch's samples.
@@ -69,7 +73,9 @@ class Samples:
         uneven: str,
         ranks: Ranks,
         settings: BatchSettings,
+        peers: Peers | None = None,
     ) -> None:
+        self._peers = peers
         self._indexing, self.settings = indexing, settings
         self._split, self._ranks = split, ranks
         self._seed, self._drop_last, self._uneven = seed, drop_last, uneven
@@ -101,6 +107,36 @@ class Samples:
     def epoch(self, number: int) -> Epoch:
         """Return an epoch of this share."""
         return Epoch(self.shuffle, len(self.index), self.step_samples, self.share, self._seed, number)
+
+    def reader(self, number: int, owner: object) -> Reader[Any]:
+        """Return what reads an epoch's batches.
+
+        Args:
+            number: of the epoch.
+            owner: as of `BatchSource.reader`.
+        """
+        epoch, peers = self.epoch(number), self._peers
+        if peers is None:
+            return self.source.reader(epoch, owner)
+        from gdsdata.data.batches.shared import SharedReader
+
+        call = {**self.identity(), "epoch": number, "batch_size": self.settings.batch_size}
+        part = Share(self.share.rank * peers.count + peers.place, self.share.world_size * peers.count)
+        inner = self.source.reader(epoch._replace(share=part), owner)
+        return SharedReader(inner, peers, self.settings, call)
+
+    def ring_bytes(self, number: int, reader: Reader[Any] | None) -> int:
+        """Return the memory of batches in flight or ready, at most, and of row groups.
+
+        Args:
+            number: of the epoch that is read, or would be.
+            reader: that reads it, if one does.
+        """
+        ring_bytes = self.source.ring_bytes(self.epoch(number), len(self.order), reader)
+        if self._peers is None:
+            return ring_bytes
+        part_bytes, batch_bytes = map(self.index.most_bytes, (self._batch_samples, self.settings.batch_size))
+        return ring_bytes + self.settings.prefetch * part_bytes + 2 * batch_bytes
 
     def take_up(self, share: Share) -> int:
         """Use this share from now on.
@@ -221,7 +257,16 @@ class Samples:
         self.shuffle = shuffle
 
     def _make_source(self) -> None:
-        self.source = self.index.read_by(_Sources(self.settings._replace(options=self._batch_options)))
+        settings = self.settings._replace(options=self._batch_options)
+        if self._peers is not None:  # whole batches are made of the gathered parts
+            settings = settings._replace(batch_size=self._batch_samples, ragged="flat", zero_copy=False)
+        self.source = self.index.read_by(_Sources(settings))
+
+    @property
+    def _batch_samples(self) -> int:
+        """Samples of a batch that this process reads, at most."""
+        peers = 1 if self._peers is None else self._peers.count
+        return -(-self.settings.batch_size // peers)
 
     @property
     def _batch_options(self) -> EngineOptions:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from abc import abstractmethod
 from collections import deque
@@ -20,6 +21,8 @@ from gdsdata.io.stalls import Awaited, ReadsInFlight
 
 if TYPE_CHECKING:
     from gdsdata.data.batches.pieces import OpenPieces
+
+_CLOSED = "the data set's iterator was closed"
 
 
 class Coming(Awaited, Protocol):
@@ -71,6 +74,7 @@ class AheadReader(Reader[IndexT], Generic[IndexT, BegunT]):
         self._readers = readers
         self._planned: deque[Plan] = deque()
         self._begun: deque[BegunT] = deque()
+        self._beginning = threading.Lock()  # held while batches begin: `plan` and `next` may be of two threads
         self._closed = False
         self._bytes = dict.fromkeys(engine.ROUTES, 0)
         self._batches = self._stalls = self._ready = 0
@@ -98,11 +102,14 @@ class AheadReader(Reader[IndexT], Generic[IndexT, BegunT]):
 
     def next(self) -> Any:
         if self._closed:
-            raise EngineClosed("the data set's iterator was closed")
+            raise EngineClosed(_CLOSED)
         self._begin_some()
-        begun = self._begun.popleft()
-        self._ready += sum(one.done.done() for one in (begun, *self._begun))
+        if not self._begun:  # `stop` was called meanwhile
+            raise EngineClosed(_CLOSED)
+        begun = self._begun[0]
+        self._ready += sum(one.done.done() for one in list(self._begun))
         self._wait_for(begun.done)
+        self._begun.popleft()
         self._begin_some()
         self._batches += 1
         try:
@@ -120,7 +127,8 @@ class AheadReader(Reader[IndexT], Generic[IndexT, BegunT]):
         plans = plan.split([1] * len(plan.samples))
 
         def read(i: int) -> BegunT:
-            begun = self._begin(plans[i])
+            with self._beginning:
+                begun = self._begin(plans[i])
             self._arrive(begun)
             self._check(begun)
             return begun
@@ -142,8 +150,9 @@ class AheadReader(Reader[IndexT], Generic[IndexT, BegunT]):
         self._stall_s += time.monotonic() - started
 
     def _begin_some(self) -> None:
-        while self._planned and len(self._begun) < self._prefetch and not self._closed:
-            self._begun.append(self._begin(self._planned.popleft()))
+        with self._beginning:
+            while self._planned and len(self._begun) < self._prefetch and not self._closed:
+                self._begun.append(self._begin(self._planned.popleft()))
 
     def statistics(self) -> dict[str, Any]:
         return {

@@ -20,7 +20,8 @@ IndexT = TypeVar("IndexT", bound=SampleIndex)
 class Reader(ABC, Generic[IndexT]):
     """Reads batches ahead, in the order in which they are planned.
 
-    One thread uses it, and closes it. An error ends it.
+    One thread uses it, and closes it. `next` may be called by another one, which ends before it is
+    closed (see `stop`). An error ends it.
 
     Args:
         index: of the samples.
@@ -35,11 +36,13 @@ class Reader(ABC, Generic[IndexT]):
             None: there are none.
         batches_in_slot: how many batches it reads together. ``prefetch`` times as many are read
             ahead.
+        least_planned: so many batches must be planned when `next` is called, if the epoch has them.
     """
 
     next: Callable[[], Any]
     reach: Callable[[int], None] | None
     batches_in_slot = 1
+    least_planned = 1
 
     def __init__(self, index: IndexT, pieces: OpenPieces | None = None) -> None:
         self.index, self.pieces = index, pieces
@@ -65,6 +68,10 @@ class Reader(ABC, Generic[IndexT]):
     @abstractmethod
     def statistics(self) -> dict[str, Any]:
         """Return what `GDSDataset.stats` says of batches."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Have `next`, which another thread may be in, raise `EngineClosed`. Does not wait."""
 
     def close(self) -> None:
         """Drop what is read ahead, and wait for all reads but stalled ones."""

@@ -83,7 +83,7 @@ class RingReader(Reader[Index]):
         else:
             from gdsdata.data.batches.slot import SlotBatches
 
-            self.next = partial(self._next_of_slot, SlotBatches(settings.device, settings.batch_size))
+            self.next = partial(self._next_of_slot, SlotBatches(settings.device))
 
     def plan(self, samples: np.ndarray, sizes: np.ndarray) -> None:
         plan = self.located(samples)
@@ -119,7 +119,7 @@ class RingReader(Reader[Index]):
     def _take_slot(self, slot: SlotBatches) -> None:
         samples, sizes = self._planned.popleft()
         try:
-            slot.add(self._take())
+            slot.add(self._take(), sizes)
         except (CorruptData, FileNotFoundError, IoError):
             if len(sizes) == 1:
                 raise
@@ -162,10 +162,13 @@ class RingReader(Reader[Index]):
             counted["batches"] = self._taken
         return counted if self._counted_again is None else sum_of(counted, self._counted_again)
 
-    def close(self) -> None:
+    def stop(self) -> None:
         self._batches.close()
-        if self._again is not None:
-            self._again.batches.close()
+        if (again := self._again) is not None:
+            again.batches.close()
+
+    def close(self) -> None:
+        self.stop()
         super().close()
 
 

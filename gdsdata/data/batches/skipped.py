@@ -54,7 +54,7 @@ class Skipped:
             read: reads a sample by its place in the batch, in order.
 
         Raises:
-            CorruptData: no sample is left. An empty batch would leave the other ranks waiting.
+            NothingLeft: no sample is left. An empty batch would leave the other ranks waiting.
             StallError, FileNotFoundError: as ``read`` raises them: nothing is left out for these.
         """
         kept = []
@@ -66,16 +66,28 @@ class Skipped:
                 self.leave_out_sample(error)
                 last_error = error
         if last_error is not None and not kept:
-            raise _nothing_left(samples, last_error)
+            raise NothingLeft.of(samples, last_error)
         return kept
 
 
-def _nothing_left(samples: int, error: CorruptData | IoError) -> CorruptData:
-    """Return the error for a batch of so many samples, which are all bad."""
-    return CorruptData(
-        f'on_error="skip": none of the {samples} samples of a batch is left, and a batch cannot be left out, for other '
-        f"ranks would wait for it: mend the files, or use larger batches; the last sample because {error}",
-        error.path,
-        error.offset,
-        error.length,
-    )
+class NothingLeft(CorruptData):
+    """No sample of a batch is left.
+
+    Attributes:
+        last_error: of its last sample.
+    """
+
+    last_error: CorruptData | IoError
+
+    @classmethod
+    def of(cls, samples: int, error: CorruptData | IoError) -> NothingLeft:
+        """Return the error for a batch of so many samples, which are all bad."""
+        made = cls(
+            f'on_error="skip": none of the {samples} samples of a batch is left, and a batch cannot be left out, for '
+            f"other ranks would wait for it: mend the files, or use larger batches; the last sample because {error}",
+            error.path,
+            error.offset,
+            error.length,
+        )
+        made.last_error = error
+        return made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
+import numpy as np
 import torch
 
 from gdsdata.io import engine
@@ -17,18 +18,22 @@ class SlotBatches:
 
     Args:
         device: of the batches, a GPU.
-        batch_size: samples in each of them; the last one may have fewer.
     """
 
-    def __init__(self, device: torch.device, batch_size: int) -> None:
-        self._device, self._batch_size = device, batch_size
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._batches: deque[torch.Tensor] = deque()
         self._stream = 0  # on which the slot was taken
         self._taken: torch.cuda.Event | None = None
 
-    def add(self, slot: torch.Tensor) -> None:
-        """Add the batches of a slot that was taken on the current stream."""
-        self._batches.extend(torch.unsafe_split(slot, self._batch_size))
+    def add(self, slot: torch.Tensor, sizes: np.ndarray) -> None:
+        """Add the batches of a slot that was taken on the current stream.
+
+        Args:
+            slot: that has them.
+            sizes: int64 (batches,), their samples.
+        """
+        self._batches.extend(torch.unsafe_split_with_sizes(slot, sizes.tolist()))
         self._stream = engine.stream_of(self._device)
         self._taken = torch.cuda.current_stream(self._device).record_event(self._taken)
 

@@ -64,8 +64,12 @@ class TableReader(AheadReader[TableIndex, _Begun]):
         self._values = FieldValues(index, settings, _CPU)
         self._device = settings.device
         self.row_groups = RowGroupChunks(index, shared, files, upcoming, settings.prefetch, self._reads)
-        self.reach = self.row_groups.reach
+        self.reach = self._reach
         stop_at_exit(self)
+
+    def _reach(self, step: int) -> None:
+        with self._beginning:
+            self.row_groups.reach(step)
 
     def _begin(self, plan: Plan) -> _Begun:
         needed = np.flatnonzero(np.bincount(plan.source)).tolist()

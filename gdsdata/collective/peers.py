@@ -1,0 +1,339 @@
+"""`Peers`: processes that need the same bytes again and again, and read a part of them each.
+
+`agreement` is for one call that all ranks make at the same place. Here the processes work ahead by
+themselves, on a thread each, so they meet in groups of their own (`Meeting`), one for each
+iterator.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed
+
+from gdsdata.collective.shared_errors import packed, ranks_in_words, unpacked
+from gdsdata.errors import EngineClosed, RankLost
+from gdsdata.torch_private import timeout_of_group
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup, Work
+
+# A wait for the others looks this often whether it is still wanted. Each look costs some 30 us.
+_LOOK_S = 0.05
+# The others are there already when a group is made, so that takes milliseconds.
+_CONNECT = timedelta(seconds=30)
+
+
+class Peers:
+    """Processes that read together, each a part.
+
+    All of them make this object, and call its methods in the same order. It can be pickled, for a
+    process that does not read together with them.
+
+    Args:
+        ranks: theirs in the default process group.
+
+    Attributes:
+        ranks: in the order of their parts, which is ascending.
+        count: how many there are.
+        place: which of them this process is.
+    """
+
+    def __init__(self, ranks: Collection[int]) -> None:
+        self.ranks, self.count = sorted(ranks), len(ranks)
+        self.place = self.ranks.index(torch.distributed.get_rank())
+        made, key = _made.setdefault(_default_group(), {}), tuple(self.ranks)
+        number = made[key] = made.get(key, 0) + 1
+        self._name = f"gdsdata/peers/{'-'.join(map(str, self.ranks))}/{number}"
+        self._meetings = 0
+
+    def meet(self, is_wanted: Callable[[], bool]) -> Meeting:
+        """Return a meeting. It begins when it is first used.
+
+        Args:
+            is_wanted: a wait for the others ends by `EngineClosed` when it returns False.
+        """
+        self._meetings += 1
+        return Meeting(self, f"{self._name}/{self._meetings}", is_wanted)
+
+    @property
+    def in_words(self) -> str:
+        """They, as in "ranks 0, 1"."""
+        return ranks_in_words(self.ranks)
+
+    def lost(self, error: Exception | str) -> RankLost:
+        """Return the error of a process that ended, or is silent."""
+        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        return RankLost(
+            f"of {self.in_words}, which read each batch together, one has ended, or is silent for too long: {said}. "
+            "Look for its own error"
+        )
+
+    def left(self, places: Sequence[int]) -> RankLost:
+        """Return the error of processes that take no more batches."""
+        who = ranks_in_words([self.ranks[place] for place in places])
+        return RankLost(
+            f"of {self.in_words}, which read each batch together, {who} left the epoch before its end: its loop was "
+            "broken off, or failed. Look for its own error; else have all of them take the same batches"
+        )
+
+
+# By the default group, how often some ranks have made `Peers`.
+_made: weakref.WeakKeyDictionary[Any, dict[tuple[int, ...], int]] = weakref.WeakKeyDictionary()
+# By the default group, a connection to its store. It is kept: torch's TCPStore serves nobody for 5 s
+# after every 25 connections that were closed (torch 2.15, 26 November 2026).
+_stores: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+# By the default group, the NCCL groups of some ranks.
+_nccl: weakref.WeakKeyDictionary[Any, dict[tuple[int, ...], ProcessGroup]] = weakref.WeakKeyDictionary()
+
+
+def _default_group() -> ProcessGroup:
+    group = torch.distributed.group.WORLD
+    if group is None:
+        raise ValueError("torch.distributed is not initialized: call init_process_group() first")
+    return group
+
+
+def _store_of(default: ProcessGroup) -> Any:
+    """Return a connection to the default group's store that blocks no call of the program."""
+    if default not in _stores:
+        _stores[default] = default.get_group_store().clone()
+    return _stores[default]
+
+
+class Meeting:
+    """Peers that exchange numbers and bytes over gloo, in the order of their calls.
+
+    One thread uses it.
+
+    Args:
+        peers: that meet.
+        name: of the meeting, the same for all of them.
+        is_wanted: as of `Peers.meet`.
+    """
+
+    def __init__(self, peers: Peers, name: str, is_wanted: Callable[[], bool]) -> None:
+        self.peers, self.name, self._is_wanted = peers, name, is_wanted
+        self._group: Any = None
+        self._is_whole = True  # nothing is under way
+
+    def numbers(self, mine: np.ndarray) -> np.ndarray:
+        """Return the numbers of all: int64 (n,) of each, in rows.
+
+        Raises:
+            RankLost: one of the others has ended or left, or is silent.
+            EngineClosed: this is not wanted any more.
+        """
+        return self._all(torch.from_numpy(mine)).numpy()
+
+    def contents(self, mine: bytes) -> list[bytes]:
+        """Return the bytes of all. It raises what `numbers` does."""
+        sizes = self.numbers(np.array([len(mine)]))[:, 0].tolist()
+        padded = torch.from_numpy(np.frombuffer(mine.ljust(max(sizes), b"\0"), np.uint8).copy())
+        rows = self._all(padded)
+        return [row[:size].numpy().tobytes() for row, size in zip(rows, sizes, strict=True)]
+
+    def error(self, mine: Exception | None) -> Exception:
+        """Return the error of the first peer that has one, with a note that has its rank.
+
+        All peers call it if one of them has an error.
+        """
+        errors = [unpacked(content) for content in self.contents(packed(mine))]
+        errors[self.peers.place] = mine  # itself, with its traceback
+        failed = [place for place, error in enumerate(errors) if error is not None]
+        error = errors[failed[0]]
+        assert error is not None
+        if len(failed) < len(errors) and hasattr(error, "add_note"):  # since Python 3.11
+            had_it = ranks_in_words([self.peers.ranks[place] for place in failed])
+            error.add_note(f"on {had_it}; {self.peers.in_words} read each batch together")
+        return error
+
+    def leave(self) -> None:
+        """Close the connections, so that calls of the others raise `RankLost`."""
+        group, self._group = self._group, None
+        if group is not None and not self._is_whole:
+            _break_off(group, self.peers)
+
+    def _all(self, mine: torch.Tensor) -> torch.Tensor:
+        if self._group is None:
+            self._group = _gloo_group(self.peers, self.name, self._is_wanted)
+        found = torch.empty((self.peers.count, *mine.shape), dtype=mine.dtype)
+        self._is_whole = False
+        try:
+            work = self._group.allgather([list(found.unbind(0))], [mine])
+            complete(work, self._is_wanted)
+        except RuntimeError as error:  # of gloo, which has no type of its own
+            raise self.peers.lost(error) from error
+        self._is_whole = True
+        return found
+
+
+def _gloo_group(peers: Peers, name: str, is_wanted: Callable[[], bool]) -> Any:
+    """Return a new gloo group of the peers, which all make it.
+
+    Args:
+        name: of the group.
+        is_wanted: as of `Peers.meet`.
+
+    Raises:
+        RankLost: one of them does not come in time.
+        EngineClosed: the group is not wanted any more.
+    """
+    default = _default_group()
+    timeout = timeout_of_group(default)
+    store = torch.distributed.PrefixStore(name, _store_of(default))
+    keys = [f"here/{place}" for place in range(peers.count)]
+    store.set(keys[peers.place], "")
+    until = time.monotonic() + timeout.total_seconds()
+    pause_s = 0.001
+    while not store.check(keys):  # gloo's own wait could not be ended
+        if not is_wanted():
+            raise EngineClosed(_CLOSED)
+        if time.monotonic() > until:
+            raise peers.lost(f"after {timeout.total_seconds():g} s not all of them had begun the epoch")
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LOOK_S)
+    try:
+        group = torch.distributed.ProcessGroupGloo(store, peers.place, peers.count, _CONNECT)
+    except RuntimeError as error:
+        raise peers.lost(error) from error
+    group.set_timeout(timeout)
+    return group
+
+
+def complete(work: Work, is_wanted: Callable[[], bool]) -> None:
+    """Wait for an exchange over gloo.
+
+    Raises:
+        RuntimeError: it failed.
+        EngineClosed: it is not wanted any more. It still uses its memory.
+    """
+    while not work.is_completed():
+        if not is_wanted():
+            raise EngineClosed(_CLOSED)
+        with contextlib.suppress(RuntimeError):  # that it is not completed yet
+            work.wait(timedelta(seconds=_LOOK_S))
+    work.wait()
+
+
+_CLOSED = "the data set's iterator was closed"
+
+
+def _break_off(group: Any, peers: Peers) -> None:
+    """End all exchanges of a gloo group: those of the others fail too.
+
+    gloo's groups have no such function (`abort` does nothing). But if a wait for a message takes
+    too long, gloo closes all connections of the group.
+    """
+    message = torch.empty(1, dtype=torch.uint8)
+    with contextlib.suppress(RuntimeError):
+        group.recv([message], (peers.place + 1) % peers.count, 1).wait(timedelta(milliseconds=1))
+
+
+class Gathers(ABC):
+    """Gathers the parts of batches, in the order of its calls."""
+
+    @abstractmethod
+    def begin(self, whole: torch.Tensor, part: torch.Tensor) -> Work:
+        """Begin to fill ``whole`` with the parts of all peers, which have equal sizes.
+
+        Args:
+            whole, part: uint8 of one dimension.
+
+        Raises:
+            RankLost: a peer has ended or left.
+        """
+
+    @abstractmethod
+    def abort(self) -> None:
+        """End what is under way: a peer is lost, so it may not end by itself.
+
+        Any thread calls it.
+        """
+
+    @abstractmethod
+    def leave(self) -> None:
+        """End the use: nothing is under way any more."""
+
+
+class GlooGathers(Gathers):
+    """Gathers on the CPU, in a group for one iterator, which all peers make.
+
+    Args:
+        peers: that gather.
+        name: of the group, the same for all of them.
+        is_wanted: as of `Peers.meet`.
+    """
+
+    def __init__(self, peers: Peers, name: str, is_wanted: Callable[[], bool]) -> None:
+        self._peers, self._group = peers, _gloo_group(peers, name, is_wanted)
+
+    def begin(self, whole: torch.Tensor, part: torch.Tensor) -> Work:
+        parts = list(whole.view(self._peers.count, -1).unbind(0))
+        try:
+            return self._group.allgather([parts], [part])
+        except RuntimeError as error:
+            raise self._peers.lost(error) from error
+
+    def abort(self) -> None:
+        if (group := self._group) is not None:
+            _break_off(group, self._peers)
+
+    def leave(self) -> None:
+        self._group = None
+
+
+class NcclGathers(Gathers):
+    """Gathers on GPUs, in a communicator that all data sets of these peers share.
+
+    It is not one of the program's. NCCL needs the same order of collectives on all ranks, so the
+    consumer's thread begins them, at the same places of the program.
+
+    Args:
+        peers: that gather.
+        device: of this process.
+        is_new: make another communicator: one of the peers has none, or its own was aborted. All
+            peers agree on it.
+    """
+
+    def __init__(self, peers: Peers, device: torch.device, is_new: bool) -> None:
+        self._key, kept = tuple(peers.ranks), _nccl.setdefault(_default_group(), {})
+        if is_new or self._key not in kept:
+            with torch.cuda.device(device):
+                made = torch.distributed.new_group(
+                    peers.ranks,
+                    timeout_of_group(_default_group()),
+                    "nccl",
+                    use_local_synchronization=True,
+                    group_desc="gdsdata_share_reads",
+                )
+            assert isinstance(made, torch.distributed.ProcessGroup)  # this process is one of the peers
+            kept[self._key] = made
+        self._group = kept[self._key]
+
+    @staticmethod
+    def has_group(peers: Peers) -> bool:
+        """Return whether these peers have a communicator here."""
+        return tuple(peers.ranks) in _nccl.get(_default_group(), {})
+
+    def begin(self, whole: torch.Tensor, part: torch.Tensor) -> Work:
+        work = torch.distributed.all_gather_into_tensor(whole, part, self._group, async_op=True)
+        assert work is not None  # this process is in the group
+        return work
+
+    def leave(self) -> None:
+        """Keep the communicator for the next iterator."""
+
+    def abort(self) -> None:
+        kept = _nccl.get(_default_group(), {})
+        if kept.get(self._key) is self._group:
+            del kept[self._key]
+            self._group.abort()
