@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader
 
 from gdsdata import EngineOptions, Fields, GDSDataset, Lanes, Mix, Reading, Sharding
 from gdsdata.collective import peers as peers_module
+from gdsdata.data.batches import shared
 from gdsdata.decoders import Image
 from gdsdata.formats import Npy, Records, Tar
 
@@ -403,20 +404,28 @@ def test_share_reads_needs_a_mesh(folder):
             GDSDataset(folder / "records", 4, Records("u1", (RECORD_BYTES,)), device="cpu", sharding=sharding)
 
 
-def die(rank, folder):
-    """Have rank 1 die in the middle of an epoch."""
+def kill_this(*ignored):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die(rank, folder, is_early):
+    """Have rank 1 die in the middle of an epoch, or when it would connect to gather a batch."""
     dataset = dataset_of(mesh_of(1, 2), True, folder / "records", 2)
+    if rank and is_early:
+        shared.GlooGathers = kill_this
     batches = iter(dataset)
-    next(batches)
-    if rank:
-        os.kill(os.getpid(), signal.SIGKILL)
+    if not is_early:
+        next(batches)
+    if rank and not is_early:
+        kill_this()
     (folder / "error").write_text(repr(error_of(lambda: list(batches))))
     os._exit(0)  # torch's own end of the group would wait for the dead rank
 
 
-def test_a_killed_peer_is_an_error_on_the_others_at_once(folder):
+@pytest.mark.parametrize("is_early", [False, True])
+def test_a_killed_peer_is_an_error_on_the_others_at_once(folder, is_early):
     with pytest.raises(BaseException):  # no rank answers  # noqa: B017
-        on_ranks(2, die, folder)
+        on_ranks(2, die, folder, is_early)
     kind, words, *_, took_s = ast.literal_eval((folder / "error").read_text())
     assert kind == "RankLost" and "of ranks 0, 1, which read each batch together, one has ended" in words
     assert took_s < 5

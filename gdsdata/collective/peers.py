@@ -88,8 +88,8 @@ class Peers:
 
 # By the default group, how often some ranks have made `Peers`.
 _made: weakref.WeakKeyDictionary[Any, dict[tuple[int, ...], int]] = weakref.WeakKeyDictionary()
-# By the default group, a connection to its store. It is kept: torch's TCPStore serves nobody for 5 s
-# after every 25 connections that were closed (torch 2.15, 26 November 2026).
+# By the default group, a connection to its store. It is kept, because torch's TCPStore serves
+# nobody for 5 s after every 25 connections that were closed (torch 2.15, 26 November 2026).
 _stores: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 # By the default group, the NCCL groups of some ranks.
 _nccl: weakref.WeakKeyDictionary[Any, dict[tuple[int, ...], ProcessGroup]] = weakref.WeakKeyDictionary()

@@ -146,7 +146,9 @@ class SharedReader(Reader[IndexT]):
         """Return a batch that is gathered, for the current stream."""
         try:
             for work in begun.works:
-                complete(work, lambda: not self._parts.is_closed)
+                complete(work, self._is_wanted)
+        except EngineClosed as closed:
+            raise self._parts.error or closed from None
         except RuntimeError as error:  # of gloo, which has no type of its own
             raise self._parts.error or self._peers.lost(error) from error
         if begun.is_whole is not None:
@@ -160,12 +162,18 @@ class SharedReader(Reader[IndexT]):
     def _made_gathers(self) -> Gathers:
         if self._device.type == "cuda":
             return NcclGathers(self._peers, self._device, self._parts.is_new_communicator)
-        return GlooGathers(self._peers, f"{self._parts.begin().name}/data", lambda: not self._parts.is_closed)
+        try:
+            return GlooGathers(self._peers, f"{self._parts.begin().name}/data", self._is_wanted)
+        except EngineClosed as closed:
+            raise self._parts.error or closed from None
 
     def _memory_for(self, size_bytes: int) -> torch.Tensor:
         if self._device.type == "cuda":
             return torch.empty(size_bytes, dtype=torch.uint8, device=self._device)
         return self._memory.take(size_bytes)
+
+    def _is_wanted(self) -> bool:
+        return not self._parts.is_closed and not self._parts.is_lost
 
     def _abort(self) -> None:
         if self._gathers is not None:
