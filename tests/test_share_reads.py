@@ -2,6 +2,7 @@
 
 import ast
 import io
+import itertools
 import json
 import os
 import signal
@@ -272,6 +273,18 @@ def failures(rank, folder):
     return found
 
 
+def short_of_memory(call):
+    """Return a method that gathers, and has no memory from a call on."""
+    calls, begin = itertools.count(1), shared.GlooGathers.begin
+
+    def begin_or_raise(gathers, whole, part):
+        if next(calls) >= call:
+            raise MemoryError
+        return begin(gathers, whole, part)
+
+    return begin_or_raise
+
+
 def leaves(rank, folder):
     """Have rank 1 leave epochs that rank 0 continues."""
     mesh, found = mesh_of(1, 2), {}
@@ -287,6 +300,10 @@ def leaves(rank, folder):
     found["transform"] = error_of(
         lambda: list(dataset_of(mesh, True, folder / "records", 3, transform=fail if rank else None))
     )
+    with mock.patch.object(shared.GlooGathers, "begin", short_of_memory(3 if rank else 1000)):
+        batches = []
+        found["memory"] = error_of(lambda: batches.extend(dataset_of(mesh, True, folder / "records", 3)))
+        found["batches before it"] = len(batches)
     dist.barrier()
     iterator = iter(dataset)
     next(iterator)
@@ -372,8 +389,9 @@ def test_a_note_says_which_rank_had_the_error(misused):
 def test_a_peer_that_leaves_is_an_error_for_those_that_go_on(misused):
     stays, left = (found["leaves"] for found in misused)
     assert left["early"] is None and left["batches"] == 2 <= stays["batches"] <= 3
-    assert left["transform"][0] == "ZeroDivisionError"
-    for case in ("early", "transform"):
+    assert left["transform"][0] == "ZeroDivisionError" and left["memory"][0] == "MemoryError"
+    assert left["batches before it"] == 1 <= stays["batches before it"] <= 2
+    for case in ("early", "transform", "memory"):
         kind, words, _, _, took_s = stays[case]
         assert kind == "RankLost" and "rank 1 left the epoch before its end" in words and took_s < 5
 

@@ -119,9 +119,14 @@ class SharedReader(Reader[IndexT]):
     def _begin_next(self) -> None:
         """Begin to gather the next batch, if it comes without an error."""
         agreed = self._parts.take()
-        if agreed is not None:
-            self._left_to_gather -= 1
+        if agreed is None:
+            return
+        self._left_to_gather -= 1
+        try:
             self._begun.append(self._gathering_of(agreed))
+        except BaseException:  # as when memory is short
+            self._parts.untake()
+            raise
 
     def _gathering_of(self, agreed: Agreed) -> _Gathering:
         if self._gathers is None:

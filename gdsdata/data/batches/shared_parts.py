@@ -168,6 +168,11 @@ class PartsAhead:
             self._changed.notify_all()  # the thread may take another part
             return self._agreed.popleft()
 
+    def untake(self) -> None:
+        """Note that this process does not gather the batch that it has taken last."""
+        with self._changed:
+            self._taken -= 1
+
     def _is_settled(self) -> bool:
         return bool(self._agreed) or self.error is not None or self.is_closed
 
@@ -297,11 +302,8 @@ class PartsAhead:
         """Exchange headers: int64, a row of each peer."""
         rows = np.zeros((len(part.rows), self._most_samples), np.int64)
         rows[:, : part.samples] = part.rows
-        with self._changed:  # from here on, the peers may rely on the number
-            begun = self._taken
-            if kind == _Kind.LEFT:
-                self._most_taken = begun
-        found = meeting.numbers(np.concatenate([[kind, check, part.samples, begun], rows.ravel()]))
+        # When this process has left, it takes no more, so the peers may rely on the number.
+        found = meeting.numbers(np.concatenate([[kind, check, part.samples, self._taken], rows.ravel()]))
         self._note_leave(found[:, 0].tolist(), found[:, 3].tolist())
         return found
 
