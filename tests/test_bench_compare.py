@@ -268,7 +268,7 @@ def test_files_that_cannot_be_compared_are_refused(tmp_path, capsys, content, sa
 
 # ------------------------------------------------------------------------------------------------ docs/bench_results.md
 
-LONGER = ("loader", "latency", "tensor", "io", "train", "startup", "remote")
+LONGER = ("loader", "replicas", "latency", "tensor", "io", "train", "startup", "remote")
 SPREAD = {"median", "min", "max"}
 DESCRIBED = set(intervals.described([1.0, 2.0]))
 
@@ -313,6 +313,7 @@ def test_results_have_no_field_that_the_page_does_not_name(tmp_path, name):
     rows |= {"io": ["gdsdata_batch", "pread"], "tensor": ["gdsdata_engine", "python"]}
     rows["train"] = ["ceiling", "gdsdata", "dataloader", "gdsdata_saving"]
     rows["startup"] = ["gdsdata", "dataloader_0"]
+    rows["replicas"] = ["gdsdata", "gdsdata_alone"]
     rows["remote"] = ["gdsdata", "boto3"]
     chosen = settings.made_small(settings.Settings(engine={}, case=cases.SETTINGS[name](rows=rows[name])))
     chosen.data.folder, chosen.data.size_bytes, chosen.data.kind = str(tmp_path / "data"), 4 * MIB, "tokens"

@@ -11,6 +11,7 @@ from gdsdata.bench.cases.latency.settings import LatencySettings
 from gdsdata.bench.cases.load.settings import LoadSettings
 from gdsdata.bench.cases.loader.settings import LoaderSettings
 from gdsdata.bench.cases.remote.settings import RemoteSettings
+from gdsdata.bench.cases.replicas.settings import ReplicasSettings
 from gdsdata.bench.cases.settings import CaseSettings
 from gdsdata.bench.cases.startup.settings import StartupSettings
 from gdsdata.bench.cases.tensor.settings import TensorSettings
@@ -22,6 +23,7 @@ SETTINGS: dict[str, type[CaseSettings]] = {
     "loader": LoaderSettings,
     "load": LoadSettings,
     "checkpoint": CheckpointSettings,
+    "replicas": ReplicasSettings,
     "latency": LatencySettings,
     "tensor": TensorSettings,
     "io": IoSettings,

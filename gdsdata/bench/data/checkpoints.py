@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import os
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from gdsdata.bench.data.sources import expand
 # `State` has a random base of so many words, and its tensors begin so many words apart in it.
 WORD_BYTES, BASE_WORDS, BASE_STEP, SMALL_BYTES = 8, 2**23, 104_729, 16 * 2**10
 STATE_PIECE_BYTES = 64 * 2**20
+DCP_FILES = 4  # of a made folder of DCP
 
 
 @dataclass
@@ -156,6 +158,17 @@ class Saved:
             sync(path)
 
 
+@dataclass
+class OneFormat(Checkpoint):
+    """A Checkpoint in one format alone; `place` is its file, or its folder of DCP."""
+
+    place: str = ""
+
+    @property
+    def files(self):
+        return Saved(self.place).files
+
+
 def write_safetensors(target, size_bytes, tensor_bytes, seed, progress):
     """Write bf16 tensors of random bytes; the header is padded to whole pages."""
     header: dict[str, dict] = {}
@@ -175,12 +188,27 @@ def write_safetensors(target, size_bytes, tensor_bytes, seed, progress):
 
 def write_torch_file(target, checkpoint):
     """Write the same tensors by torch.save."""
+    with synced(target) as out:
+        torch.save(mapped_tensors(checkpoint), out)
+
+
+def write_dcp_folder(target, checkpoint):
+    """Write {"model": the same tensors} by torch's DCP."""
+    import torch.distributed.checkpoint as dcp  # takes half a second
+
+    writer = dcp.FileSystemWriter(target, thread_count=DCP_FILES, sync_files=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that no other rank saves
+        dcp.save({"model": mapped_tensors(checkpoint)}, storage_writer=writer, no_dist=True)
+
+
+def mapped_tensors(checkpoint):
+    """Return {name: tensor} of a made file, which stays mapped."""
     tensors = {}
     for name, (begin, end) in checkpoint.tensors.items():
         mapped = np.memmap(checkpoint.path, np.uint8, "c", checkpoint.start + begin, (end - begin,))
         tensors[name] = torch.from_numpy(np.asarray(mapped)).view(torch.bfloat16)
-    with synced(target) as out:
-        torch.save(tensors, out)
+    return tensors
 
 
 def describe_safetensors(path, torch_file, origin):
@@ -223,6 +251,20 @@ def checkpoint_for(settings, case, with_torch_file, progress=lambda count: None)
         kept = keep(folder, f"{name}.pt", parameters, size, lambda target: write_torch_file(target, checkpoint))
         checkpoint.torch_file = os.path.abspath(kept)
     return checkpoint
+
+
+def in_format(name, checkpoint, settings):
+    """Return the OneFormat of a Checkpoint: safetensors, pt or dcp.
+
+    A folder of DCP is made and kept.
+    """
+    place = {"safetensors": checkpoint.path, "pt": checkpoint.torch_file}.get(name)
+    if place is None:
+        made, size = Path(checkpoint.path), checkpoint.bytes
+        parameters = {"kind": "DCP", "of": made.name, "bytes": size, "files": DCP_FILES}
+        write = functools.partial(write_dcp_folder, checkpoint=checkpoint)
+        place = os.path.abspath(keep(data_folder(settings), f"{made.stem}-dcp", parameters, size, write))
+    return OneFormat(**vars(checkpoint) | {"kind": name, "place": place})
 
 
 def checksum(tensor, at=0):

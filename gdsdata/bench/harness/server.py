@@ -1,19 +1,17 @@
 """A server on the loopback interface, which ends with the process that started it."""
 
 import contextlib
-import ctypes
+import functools
 import os
-import signal
 import socket
 import subprocess
 from pathlib import Path
 
 from gdsdata.bench.harness.process import without_interrupts
+from gdsdata.bench.measure import system
 
-PR_SET_PDEATHSIG = 1
 POLLING_SECONDS = 0.01
 LAST_WORDS = 2000  # bytes of its output, in an error
-libc = ctypes.CDLL(None)
 
 
 class ServerFailed(Exception):
@@ -41,13 +39,7 @@ class ServerProcess:
 
     def __init__(self, command, port, folder, environment=None, within_s=20):
         self.log, self.port, self.name = Path(folder) / "server.log", port, str(command[0])
-        parent = os.getpid()
-
-        def end_with_parent():
-            libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != parent:  # It ended before the kernel knew.
-                os.kill(os.getpid(), signal.SIGKILL)
-
+        end_with_parent = functools.partial(system.end_with_parent, os.getpid())
         with open(self.log, "wb") as log, without_interrupts():
             self.process = subprocess.Popen(
                 [str(part) for part in command], stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=folder,

@@ -26,6 +26,17 @@ def check(name):
         raise ValueError(f"device.name={name}: there are {count} CUDA device(s), the last is cuda:{count - 1}")
 
 
+def lack_of_ranks(name, count):
+    """Return why so many ranks cannot have a device each; "" if they can."""
+    if not is_cuda(name):
+        return ""
+    if torch.device(name).index is not None:
+        return f"device.name={name}: each rank takes the GPU of its number: use device=cuda"
+    if torch.cuda.device_count() < count:
+        return f"case.ranks={count}: each rank needs a GPU of its own, and torch sees {torch.cuda.device_count()}"
+    return ""
+
+
 def valid_name(name):
     return re.fullmatch(r"cpu|cuda(:\d+)?", name) is not None
 

@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import resource
+import signal
 import statistics
 import sys
 import time
@@ -17,6 +18,7 @@ import numpy as np
 PAGE = mmap.PAGESIZE
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+PR_SET_PDEATHSIG = 1
 UNMAPPED_WITHIN_S = 0.5  # of those who had them mapped
 WARMED_AT_MOST = 2  # times: of 2 GiB that were read, 2 MiB are gone now and then
 RESIDENCY_FILES = 4096  # of more files than this, every k-th is looked at
@@ -43,6 +45,18 @@ def machine_cpu_seconds():
     with open("/proc/stat") as stat:
         user, nice, system, _, _, irq, softirq, steal = (int(ticks) for ticks in stat.readline().split()[1:9])
     return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
+def storage_bytes():
+    """Return the bytes that this process has had read from storage."""
+    return int(first_line("/proc/self/io", "read_bytes:"))
+
+
+def end_with_parent(parent):
+    """Have the kernel kill this process when `parent`, which started it, ends."""
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # It ended before the kernel knew.
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 # ------------------------------------------------------------------------------------------------ memory

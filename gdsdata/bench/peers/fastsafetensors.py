@@ -1,8 +1,11 @@
-"""fastsafetensors: rows of case=load and case=checkpoint."""
+"""fastsafetensors: rows of case=load, replicas and checkpoint."""
+
+import torch.distributed
 
 from gdsdata.bench.measure import device
 from gdsdata.bench.peers.protocols import LoadPeer, borrowed
 from gdsdata.bench.peers.registry import serves
+from gdsdata.bench.peers.replicas import by_itself
 
 
 @serves("load")
@@ -11,13 +14,25 @@ class FastSafetensors(LoadPeer):
     setting = "fastsafetensors.fastsafe_open(nogds=True), every tensor"
     package, devices = "fastsafetensors", ("cuda",)
     path = "read"
+    together = False
 
     def load(self):
         import fastsafetensors
 
         name = f"cuda:{device.index(self.device)}"
-        with fastsafetensors.fastsafe_open(self.source.path, device=name, nogds=True) as file:
+        files, more = self.source.path, {}
+        if self.together:
+            files, more = {0: [files]}, {"pg": torch.distributed.group.WORLD}
+        with fastsafetensors.fastsafe_open(files, device=name, nogds=True, **more) as file:
             return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no dictionary)
 
 
+@serves("replicas")
+class FastSafetensorsTogether(FastSafetensors):
+    key, name = "fastsafetensors_group", "fastsafetensors, distributed"
+    setting = f"{FastSafetensors.setting}; pg= of all ranks: rank 0 reads the file, and passes it on"
+    kinds, together = ("safetensors",), True
+
+
+serves("replicas")(by_itself(FastSafetensors, "safetensors"))
 serves("checkpoint")(borrowed(FastSafetensors))

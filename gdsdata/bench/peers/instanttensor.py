@@ -1,8 +1,11 @@
-"""InstantTensor: rows of case=load and case=checkpoint."""
+"""InstantTensor: rows of case=load, replicas and checkpoint."""
+
+import torch.distributed
 
 from gdsdata.bench.measure import device
 from gdsdata.bench.peers.protocols import LoadPeer, borrowed
 from gdsdata.bench.peers.registry import serves
+from gdsdata.bench.peers.replicas import by_itself
 
 
 @serves("load")
@@ -12,12 +15,15 @@ class InstantTensor(LoadPeer):
     package, devices = "instanttensor", ("cuda",)
     path = "direct I/O"
     policy = ""
+    together = False
 
     def load(self):
         import instanttensor
 
         backend = getattr(instanttensor.BackendPolicy, self.policy) if self.policy else None
         arguments = {"framework": "pt", "device": device.index(self.device), "backend": backend}
+        if self.together:
+            arguments["process_group"] = torch.distributed.group.WORLD
         with instanttensor.safe_open(self.source.path, **arguments) as file:
             return dict(file.tensors())
 
@@ -30,5 +36,21 @@ class InstantTensorBuffered(InstantTensor):
     policy = "BUFFERED"
 
 
+@serves("replicas")
+class InstantTensorTogether(InstantTensor):
+    key, name = "instanttensor_group", "InstantTensor, distributed"
+    setting = f"{InstantTensor.setting}; process_group= of all ranks"
+    kinds, together = ("safetensors",), True
+
+
+@serves("replicas")
+class InstantTensorBufferedTogether(InstantTensorBuffered):
+    key, name = "instanttensor_buffered_group", "InstantTensor, buffered, distributed"
+    setting = f"{InstantTensorBuffered.setting}; process_group= of all ranks"
+    kinds, together = ("safetensors",), True
+
+
+serves("replicas")(by_itself(InstantTensor, "safetensors"))
+serves("replicas")(by_itself(InstantTensorBuffered, "safetensors"))
 serves("checkpoint")(borrowed(InstantTensor))
 serves("checkpoint")(borrowed(InstantTensorBuffered))

@@ -14,11 +14,12 @@ from gdsdata.bench.measure import device
 
 # In the order of a table's rows.
 LIBRARIES = (
-    "ceiling", "gdsdata.batches", "gdsdata.tensors", "gdsdata.checkpoints", "gdsdata.transfers", "gdsdata.remote",
-    "by_hand.windows", "by_hand.volumes", "by_hand.files", "dali", "torch_dataloader", "webdataset", "mosaic",
-    "litdata", "ffcv", "spdl", "torch_checkpoints", "safetensors", "torch_checkpointing", "torchsnapshot",
-    "instanttensor", "fastsafetensors", "kvikio", "torch_gds", "deepnvme", "obstore", "awscrt", "s3fs", "pyarrow_fs",
-    "boto3", "remote_shards", "remote_checkpoints",
+    "ceiling", "gdsdata.batches", "gdsdata.tensors", "gdsdata.checkpoints", "gdsdata.replicas", "gdsdata.transfers",
+    "gdsdata.remote", "by_hand.windows", "by_hand.volumes", "by_hand.files", "by_hand.gathered", "dali",
+    "torch_dataloader", "webdataset", "mosaic", "litdata", "ffcv", "spdl", "torch_checkpoints", "safetensors",
+    "torch_checkpointing", "torchsnapshot", "instanttensor", "fastsafetensors", "runai", "kvikio", "torch_gds",
+    "deepnvme", "obstore", "awscrt", "s3fs", "pyarrow_fs", "boto3", "remote_shards",
+    "remote_checkpoints",
 )  # fmt: skip
 REGISTERED: dict[str, list] = collections.defaultdict(list)  # classes by case
 

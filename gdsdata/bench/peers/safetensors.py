@@ -2,6 +2,7 @@
 
 from gdsdata.bench.peers.protocols import CheckpointPeer, LoadPeer
 from gdsdata.bench.peers.registry import serves
+from gdsdata.bench.peers.replicas import BroadcastPeer, by_itself
 
 
 @serves("load")
@@ -15,6 +16,16 @@ class Load(LoadPeer):
         from safetensors.torch import load_file
 
         return self.copied(load_file(self.source.path, device=self.device))
+
+
+serves("replicas")(by_itself(Load, "safetensors"))
+
+
+@serves("replicas")
+class LoadedByRank0(BroadcastPeer):
+    key, name = "safetensors_broadcast", "safetensors, broadcast"
+    setting = "rank 0: safetensors.torch.load_file(device=); then torch.distributed.broadcast of each tensor"
+    library, kinds = Load, ("safetensors",)
 
 
 @serves("checkpoint")

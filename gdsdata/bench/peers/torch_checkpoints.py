@@ -1,4 +1,4 @@
-"""torch.save, torch.load and torch's DCP: rows of case=load, checkpoint, train."""
+"""torch.save, torch.load and torch's DCP: rows of case=load, replicas, checkpoint, train."""
 
 import os
 from typing import Any
@@ -7,6 +7,7 @@ import torch
 
 from gdsdata.bench.peers.protocols import THREADS, AsyncPeer, CheckpointPeer, LoadPeer, fill, torch_dcp
 from gdsdata.bench.peers.registry import serves
+from gdsdata.bench.peers.replicas import BroadcastPeer, DcpPeer, ReplicaPeer, by_itself
 
 
 @serves("load")
@@ -28,6 +29,60 @@ class TorchLoadMapped(TorchLoad):
 
     def load(self):
         return self.copied(torch.load(self.source.torch_file, map_location=self.device, mmap=True))
+
+
+# ------------------------------------------------------------------------------------------------ replicas
+
+
+serves("replicas")(by_itself(TorchLoadMapped, "pt"))
+
+
+@serves("replicas")
+class LoadedByRank0(BroadcastPeer):
+    key, name = "torch_broadcast", "torch.load mmap, broadcast"
+    setting = "rank 0: torch.load(mmap=True, map_location=); then torch.distributed.broadcast of each tensor"
+    library, kinds = TorchLoadMapped, ("pt",)
+
+
+@serves("replicas")
+class SetFromRank0(ReplicaPeer):
+    """The model is made within the time, as the tensors of other rows are."""
+
+    key, name = "torch_from_rank0", "torch broadcast_from_rank0"
+    setting = "rank 0: torch.load(mmap=True); then set_model_state_dict(broadcast_from_rank0=True) of a model"
+    kinds, path = ("pt",), "rank 0"
+
+    def load(self):
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
+        model = torch.nn.ParameterDict(self.empty(torch.bfloat16))
+        state: dict[str, Any] = {}
+        if torch.distributed.get_rank() == 0:
+            state = torch.load(self.source.torch_file, map_location="cpu", mmap=True)
+        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+        set_model_state_dict(model, state, options=options)
+        return {name: parameter.detach() for name, parameter in model.items()}
+
+
+@serves("replicas")
+class DcpOfRanks(DcpPeer):
+    key, name = "dcp", "torch DCP"
+    setting = 'dcp.load of {"model": tensors} with FileSystemReader, by all ranks'
+
+    def load(self):
+        return self.loaded(torch_dcp().FileSystemReader(self.source.place))
+
+
+@serves("replicas")
+class DcpOfRank0(BroadcastPeer, DcpOfRanks):
+    key, name = "dcp_broadcast", "torch DCP, broadcast"
+    setting = "rank 0: the same with no_dist=True; then torch.distributed.broadcast of each tensor"
+
+    def read(self):
+        return self.loaded(torch_dcp().FileSystemReader(self.source.place), no_dist=True)
+
+
+# ------------------------------------------------------------------------------------------------ checkpoint
 
 
 @serves("checkpoint")

@@ -36,7 +36,8 @@ class All:
     @ended_in_order()
     def measure(self):
         started, settings = time.monotonic(), self.settings
-        names, results = settings.case.cases or list(settings.case.SINGLE), new_results(settings)
+        results = new_results(settings)
+        names = settings.case.cases or self.measurable(results["notes"])
         for place, name in enumerate(names):
             self.progress.say(f"case={name}, {place + 1} of {len(names)}")
             row, found = self.one_case(name)
@@ -61,6 +62,12 @@ class All:
             "verified": not any(row["error"] or row["failed_rows"] for row in results["rows"])
             and (all(verified) if verified else None),
         }
+
+    def measurable(self, notes):
+        """The cases that this machine can measure; a note names each other one."""
+        lacks = {name: cls().lack(self.settings.device.name) for name, cls in self.settings.case.SINGLE.items()}
+        notes += [f"case={name} was left out: {lack}." for name, lack in lacks.items() if lack]
+        return [name for name, lack in lacks.items() if not lack]
 
     def one_case(self, name):
         """Its row, and its results, or None if it wrote no report."""

@@ -24,11 +24,15 @@ class Readinto(LoadPeer):
 
     def load(self):
         target = self.buffer()
-        share = -(-self.source.bytes // self.threads)
+        self.fill(target, 0)
+        return {WHOLE: target}
+
+    def fill(self, target, begin):
+        """Fill a tensor with the data bytes from `begin` on."""
+        share = -(-len(target) // self.threads)
         share += -share % PAGE
         with ThreadPoolExecutor(self.threads) as threads:
-            list(threads.map(self.read, target.split(share), range(0, self.source.bytes, share)))
-        return {WHOLE: target}
+            list(threads.map(self.read, target.split(share), range(begin, begin + len(target), share)))
 
     def read(self, target, begin):
         """Fill a part of the tensor; to a GPU by copies that it does not wait for."""

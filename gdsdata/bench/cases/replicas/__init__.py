@@ -1,0 +1,1 @@
+"""case=replicas: several ranks load the same checkpoint, all of it."""

@@ -1,0 +1,101 @@
+"""The bench's side of case=replicas: each format of the checkpoint is a source of its own."""
+
+from gdsdata.bench.cases.loader.row import TOUCHED_BYTES
+from gdsdata.bench.data import checkpoints
+from gdsdata.bench.data.made import PIECE_BYTES
+from gdsdata.bench.harness.case import Case
+from gdsdata.bench.harness.process import RowFailed
+from gdsdata.bench.measure import device, limits, system
+
+OF_RANKS = "ranks"  # the process whose ranks measure limits, and none of them is a row
+
+
+class Replicas(Case):
+    def sources(self):
+        if lack := self.case.lack(self.device):
+            raise ValueError(lack)
+        formats = self.case.formats
+        with self.progress.bytes("data: checkpoint", self.settings.data.size_bytes) as advance:
+            made = checkpoints.checkpoint_for(self.settings.data, self.case, "pt" in formats, advance)
+        with self.progress.bytes("checksums", made.bytes) as advance:
+            made.checksums = checkpoints.checksums_of(made, advance)
+        for name in formats:
+            for key in self.processes.keys() - {"limits"}:  # Each format times a first call in a new process.
+                self.processes.pop(key).end()
+            yield checkpoints.in_format(name, made, self.settings.data)
+
+    def facts(self, source):
+        return self.files_facts(source) | {
+            "tensors": len(source.tensors),
+            "loaded_bytes": source.bytes,
+            "ranks": self.case.ranks,
+        }
+
+    def dtypes(self, source, cache):
+        return [source.dtype]
+
+    def load_command(self, source):
+        return {"source": source, "engine": self.settings.engine, "ranks": self.case.ranks}
+
+    def verify_command(self, row):
+        system.warm(row.table.source.files)  # Its load is timed, as the first one in a process.
+        return {}
+
+    def touched_bytes(self, source):
+        return TOUCHED_BYTES if device.is_cuda(self.device) else source.bytes + PIECE_BYTES
+
+    def run(self, row):
+        resident = self.with_cache(row.table.source, row.table.cache)
+        return row.process.run(sample_memory=False) | {"resident_before": resident}
+
+    # ------------------------------------------------------------------------------------------------ limits
+
+    def take_limits(self, table, seconds):
+        if table.cache == "cold":
+            found = limits.sequential_reads(table.source.files)
+        else:
+            found = super().take_limits(table, seconds)
+        return found | self.of_ranks(table, seconds)
+
+    def of_ranks(self, table, seconds):
+        """Measure what needs all ranks; a rank that fails makes it unavailable."""
+        names = ["all_gather"]
+        if table.cache == "warm" and device.is_cuda(self.device):
+            names.append("pinned_copies")
+        try:
+            if OF_RANKS not in self.processes:
+                command = {"ranks": self.case.ranks, "size_bytes": table.source.bytes, "device": self.device}
+                self.process(OF_RANKS).ask("load", row=f"{__package__}.row:LimitsRow", **command)
+            return {name: self.processes[OF_RANKS].ask(name, seconds=seconds) for name in names}
+        except RowFailed as failed:
+            return {name: {"unavailable": str(failed)} for name in names}
+
+    def limit_for(self, table, found):
+        """Return the limit of every row: all links together, or one reading of the disk."""
+        ranks = self.case.ranks
+        if "pinned_copies" in found:
+            rate = found["pinned_copies"].get("gb_per_s")
+            return rate, f"pinned copies to {ranks} GPUs at once" if rate else found["pinned_copies"]["unavailable"]
+        rate, name = super().limit_for(table, {key: one for key, one in found.items() if key != "all_gather"})
+        if rate and table.cache == "warm":
+            return rate / ranks, f"{name}, shared by {ranks} ranks"
+        return rate, name
+
+    # ------------------------------------------------------------------------------------------------ what is reported
+
+    def summary(self, row):
+        """CPU time is that of all ranks, for each GB that one of them got."""
+        ranks, runs = self.case.ranks, row.runs
+        return row.summary() | {
+            "cpu_s_per_gb": system.spread([run["cpu_seconds"] / (ranks * run["bytes"] / 1e9) for run in runs]),
+            "storage_x": system.spread([run["storage_bytes"] / row.table.source.file_bytes for run in runs]),
+        }
+
+    def compared(self, table, limit, limit_name):
+        """Adds the ratio to gdsdata in each rank by itself."""
+        found = super().compared(table, limit, limit_name)
+        rates = {one["key"]: one["gb_per_s"]["median"] for one in found if one["gb_per_s"]}
+        alone = rates.get("gdsdata_alone")
+        for one in found:
+            one["ratio_to_alone"] = rates[one["key"]] / alone if alone and one["key"] in rates else None
+        return found

@@ -1,0 +1,113 @@
+"""One rank of a row of case=replicas, in a process of its own."""
+
+import datetime
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gdsdata.bench.cases.load.row import LoadRow
+from gdsdata.bench.harness.row import Row
+from gdsdata.bench.measure import device, system
+from gdsdata.bench.peers import registry
+
+TIMEOUT = datetime.timedelta(seconds=120)  # of a collective; it ends the process where NCCL is used
+
+
+class Rank(Row):
+    """The base of ranks. It is in the default process group: NCCL for GPUs, gloo for the CPU.
+
+    It ends with the process that started it, even in the middle of a collective.
+    """
+
+    def join(self, rank, ranks, parent, port):
+        """Enter the process group, and use it once."""
+        system.end_with_parent(parent)
+        store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=TIMEOUT)
+        backend = "nccl" if device.is_cuda(self.device) else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=TIMEOUT)
+        self.beside: Any = dist.new_group(backend="gloo", timeout=TIMEOUT)
+        ones = torch.ones(ranks, device=self.device)
+        dist.all_gather_into_tensor(ones, ones[rank : rank + 1])
+        device.synchronize(self.device)
+
+    def meet(self):
+        """Return when all ranks are here."""
+        dist.barrier(group=self.beside)
+
+
+class ReplicasRank(Rank, LoadRow):
+    """Makes, verifies and times the loads of one rank."""
+
+    keeps_device_memory = False  # The ranks of all rows share the GPUs.
+
+    def __init__(self, peer, source, engine, device, **place):
+        Row.__init__(self, peer, registry.find("replicas", peer, source.kind), device)
+        self.source, self.engine, self.tensors = source, engine, None
+        self.join(**place)
+
+    def construct(self):
+        super().construct()
+        self.meet()
+
+    def prepare(self, touched_bytes):
+        super().prepare(touched_bytes)
+        device.reserve(self.device, self.source.bytes)  # No row is timed for getting it from the driver.
+
+    def verify(self):
+        try:
+            return super().verify()
+        finally:
+            device.release(self.device)
+
+    def run(self):
+        """Load once, from a barrier on. `began` and `ended` are of the host's one clock."""
+        self.start_cpu_clock()
+        stored_before = system.storage_bytes()
+        self.construct()
+        served_before = self.peer.served()
+        began = time.monotonic()
+        self.load()
+        device.synchronize(self.device)
+        return {
+            "began": began,
+            "ended": time.monotonic(),
+            "storage_bytes": system.storage_bytes() - stored_before,
+            "served": self.served_since(served_before),
+            "path": self.peer.path,
+        }
+
+    def after(self):
+        found = super().after()
+        device.release(self.device)
+        return found
+
+
+class LimitsRank(Rank):
+    """Measures what the ranks can do at most."""
+
+    def __init__(self, size_bytes, device, **place):
+        super().__init__("limits", None, device)
+        self.size_bytes = size_bytes
+        self.join(**place)
+
+    def describe(self):
+        return {}
+
+    def all_gather(self, seconds):
+        """Measure GB/s of the bytes that this rank has in the end."""
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        part = -(-self.size_bytes // ranks)
+        whole = torch.ones(part * ranks, dtype=torch.uint8, device=self.device)
+        mine = whole[rank * part : (rank + 1) * part]
+        device.synchronize(self.device)
+        self.meet()
+        took_s = self.seconds_of(dist.all_gather_into_tensor, whole, mine)
+        del whole, mine
+        device.release(self.device)
+        return {"gb_per_s": part * ranks / took_s / 1e9}
+
+    def pinned_copies(self, seconds):
+        self.meet()
+        return device.pinned_copy(self.device, seconds)

@@ -1,0 +1,26 @@
+"""Tables of case=replicas."""
+
+from gdsdata.bench.report.columns import BEST_PEER, CPU, PATH, PEAK, RATE, X_LIMIT, figure, hundredths
+from gdsdata.bench.report.layout import Layout
+
+STORAGE, ALONE = figure("storage x", "storage_x", hundredths), figure("x alone", "ratio_to_alone", hundredths)
+
+
+class ReplicasLayout(Layout):
+    picture_title = "GB per second a rank, by row"
+
+    def columns_of(self, rows):
+        storage = (STORAGE,) if rows[0]["cache"] == "cold" else ()
+        return (*RATE, *self.first_call(rows), *storage, CPU, PEAK, PATH, ALONE, BEST_PEER, X_LIMIT)
+
+    def title(self, rows):
+        row, about = rows[0], self.results["data"][rows[0]["data"]]
+        what = f"{about['loaded_bytes'] / 2**20:,.0f} MiB of {row['dtype']} in {about['tensors']:,} tensors"
+        return f"{row['data']}, {what}, to {about['ranks']} ranks on {self.device}, {row['cache']} cache"
+
+    def caption(self, rows):
+        row = rows[0]
+        found = self.results["limits"][row["data"]][f"{row['dtype']}, {row['cache']}"]["all_gather"]
+        rate = found.get("gb_per_s")
+        gathered = "not known" if rate is None else f"{rate:.2f} GB/s a rank"
+        return f"{super().caption(rows)}; all_gather of the same bytes: {gathered}"
