@@ -253,8 +253,8 @@ def checkpoint_for(settings, case, with_torch_file, progress=lambda count: None)
     return checkpoint
 
 
-def in_format(name, checkpoint, settings):
-    """Return the OneFormat of a Checkpoint: safetensors, pt or dcp.
+def in_format(name, checkpoint, settings, kind=OneFormat):
+    """Return the OneFormat (or a class derived from it) of a Checkpoint: safetensors, pt or dcp.
 
     A folder of DCP is made and kept.
     """
@@ -264,7 +264,7 @@ def in_format(name, checkpoint, settings):
         parameters = {"kind": "DCP", "of": made.name, "bytes": size, "files": DCP_FILES}
         write = functools.partial(write_dcp_folder, checkpoint=checkpoint)
         place = os.path.abspath(keep(data_folder(settings), f"{made.stem}-dcp", parameters, size, write))
-    return OneFormat(**vars(checkpoint) | {"kind": name, "place": place})
+    return kind(**vars(checkpoint) | {"kind": name, "place": place})
 
 
 def checksum(tensor, at=0):

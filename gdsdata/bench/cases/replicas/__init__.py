@@ -1,1 +1,1 @@
-"""case=replicas: several ranks load the same checkpoint, all of it."""
+"""case=replicas: several ranks load the same checkpoint, or take the same batches."""

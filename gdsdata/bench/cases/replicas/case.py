@@ -1,7 +1,12 @@
-"""The bench's side of case=replicas: each format of the checkpoint is a source of its own."""
+"""The bench's side of case=replicas: each kind of work is a source of its own."""
 
-from gdsdata.bench.cases.loader.row import TOUCHED_BYTES
-from gdsdata.bench.data import checkpoints
+from dataclasses import dataclass
+
+import numpy as np
+
+from gdsdata.bench.cases.loader.copying import Work
+from gdsdata.bench.cases.loader.row import TOUCHED_BYTES, VERIFIED_BYTES
+from gdsdata.bench.data import checkpoints, sources
 from gdsdata.bench.data.made import PIECE_BYTES
 from gdsdata.bench.harness.case import Case
 from gdsdata.bench.harness.process import RowFailed
@@ -10,41 +15,87 @@ from gdsdata.bench.measure import device, limits, system
 OF_RANKS = "ranks"  # the process whose ranks measure limits, and none of them is a row
 
 
+@dataclass
+class Volumes(Work):
+    """A data set in batches; every rank takes all of them."""
+
+    batch_size: int
+
+    @property
+    def bytes(self):
+        return self.source.samples * self.source.sample_bytes
+
+    @property
+    def dtype(self):
+        return np.dtype(self.source.dtype).name
+
+    def facts(self):
+        source = self.source
+        return {"samples": source.samples, "sample_bytes": source.sample_bytes, "batch_size": self.batch_size}
+
+    def command(self, seed):
+        return {"source": self.source, "batch_size": self.batch_size, "seed": seed}
+
+    def verify_command(self):
+        most = max(1, VERIFIED_BYTES // (self.batch_size * self.source.sample_bytes))
+        return {"dtype": self.dtype, "batches": most}
+
+
+class Tensors(checkpoints.OneFormat):
+    """A checkpoint, which every rank loads."""
+
+    def facts(self):
+        return {"tensors": len(self.tensors), "loaded_bytes": self.bytes}
+
+    def command(self, seed):
+        return {"source": self}
+
+    def verify_command(self):
+        system.warm(self.files)  # Its load is timed, as the first one in a process.
+        return {}
+
+
 class Replicas(Case):
     def sources(self):
         if lack := self.case.lack(self.device):
             raise ValueError(lack)
-        formats = self.case.formats
+        made = None
+        for name in self.case.work:
+            for key in self.processes.keys() - {"limits"}:  # Each work times a first call in a new process.
+                self.processes.pop(key).end()
+            if name == "volumes":
+                with self.progress.bytes("data: volumes", self.settings.data.size_bytes) as advance:
+                    volumes = sources.source_for("npy", self.settings.data, advance)
+                yield Volumes(name, volumes, self.case.batch_size)
+            else:
+                made = made or self.checkpoint()
+                yield checkpoints.in_format(name, made, self.settings.data, Tensors)
+
+    def checkpoint(self):
         with self.progress.bytes("data: checkpoint", self.settings.data.size_bytes) as advance:
-            made = checkpoints.checkpoint_for(self.settings.data, self.case, "pt" in formats, advance)
+            made = checkpoints.checkpoint_for(self.settings.data, self.case, "pt" in self.case.work, advance)
         with self.progress.bytes("checksums", made.bytes) as advance:
             made.checksums = checkpoints.checksums_of(made, advance)
-        for name in formats:
-            for key in self.processes.keys() - {"limits"}:  # Each format times a first call in a new process.
-                self.processes.pop(key).end()
-            yield checkpoints.in_format(name, made, self.settings.data)
+        return made
 
     def facts(self, source):
-        return self.files_facts(source) | {
-            "tensors": len(source.tensors),
-            "loaded_bytes": source.bytes,
-            "ranks": self.case.ranks,
-        }
+        return self.files_facts(source) | source.facts() | {"ranks": self.case.ranks}
 
     def dtypes(self, source, cache):
         return [source.dtype]
 
     def load_command(self, source):
-        return {"source": source, "engine": self.settings.engine, "ranks": self.case.ranks}
+        command = source.command(self.case.seed) | {"engine": self.settings.engine}
+        return {"kind": source.kind, "ranks": self.case.ranks, "command": command}
 
     def verify_command(self, row):
-        system.warm(row.table.source.files)  # Its load is timed, as the first one in a process.
-        return {}
+        return row.table.source.verify_command()
 
     def touched_bytes(self, source):
         return TOUCHED_BYTES if device.is_cuda(self.device) else source.bytes + PIECE_BYTES
 
     def run(self, row):
+        row.process.ask("open", dtype=row.table.dtype)
         resident = self.with_cache(row.table.source, row.table.cache)
         return row.process.run(sample_memory=False) | {"resident_before": resident}
 
@@ -87,6 +138,7 @@ class Replicas(Case):
         """CPU time is that of all ranks, for each GB that one of them got."""
         ranks, runs = self.case.ranks, row.runs
         return row.summary() | {
+            "batches_per_s": system.spread([run["batches"] / run["seconds"] for run in runs if "batches" in run]),
             "cpu_s_per_gb": system.spread([run["cpu_seconds"] / (ranks * run["bytes"] / 1e9) for run in runs]),
             "storage_x": system.spread([run["storage_bytes"] / row.table.source.file_bytes for run in runs]),
         }

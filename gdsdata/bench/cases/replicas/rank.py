@@ -8,10 +8,12 @@ import torch
 import torch.distributed as dist
 
 from gdsdata.bench.cases.load.row import LoadRow
+from gdsdata.bench.cases.loader.row import BatchRow
 from gdsdata.bench.harness.row import Row
 from gdsdata.bench.measure import device, system
 from gdsdata.bench.peers import registry
 
+OPENING_BATCHES = 4
 TIMEOUT = datetime.timedelta(seconds=120)  # of a collective; it ends the process where NCCL is used
 
 
@@ -36,8 +38,23 @@ class Rank(Row):
         """Return when all ranks are here."""
         dist.barrier(group=self.beside)
 
+    def timed(self, work):
+        """Do the work from a barrier on. `began` and `ended` are of the host's one clock."""
+        served_before, stored_before = self.peer.served(), system.storage_bytes()
+        self.meet()
+        began = time.monotonic()
+        work()
+        device.synchronize(self.device)
+        return {
+            "began": began,
+            "ended": time.monotonic(),
+            "storage_bytes": system.storage_bytes() - stored_before,
+            "served": self.served_since(served_before),
+            "path": self.peer.path,
+        }
 
-class ReplicasRank(Rank, LoadRow):
+
+class TensorsRank(Rank, LoadRow):
     """Makes, verifies and times the loads of one rank."""
 
     keeps_device_memory = False  # The ranks of all rows share the GPUs.
@@ -61,27 +78,43 @@ class ReplicasRank(Rank, LoadRow):
         finally:
             device.release(self.device)
 
+    def open(self, dtype):
+        """Do nothing: a load begins by opening the file."""
+
     def run(self):
-        """Load once, from a barrier on. `began` and `ended` are of the host's one clock."""
         self.start_cpu_clock()
-        stored_before = system.storage_bytes()
         self.construct()
-        served_before = self.peer.served()
-        began = time.monotonic()
-        self.load()
-        device.synchronize(self.device)
-        return {
-            "began": began,
-            "ended": time.monotonic(),
-            "storage_bytes": system.storage_bytes() - stored_before,
-            "served": self.served_since(served_before),
-            "path": self.peer.path,
-        }
+        return self.timed(self.load) | {"bytes": self.source.bytes}
 
     def after(self):
         found = super().after()
         device.release(self.device)
         return found
+
+
+class VolumesRank(Rank, BatchRow):
+    """Makes, verifies and times the batches of one rank."""
+
+    def __init__(self, peer, source, batch_size, seed, engine, device, **place):
+        super().__init__(peer, source, batch_size, seed, engine, device)
+        self.join(**place)
+
+    def find(self, key):
+        return registry.find("replicas", key, "volumes")
+
+    def open(self, dtype):
+        """Make the data set, and take a few batches, so that its memory is there."""
+        self.construct(dtype)
+        for _ in zip(range(OPENING_BATCHES), self.peer.epoch(0), strict=False):
+            pass
+        device.synchronize(self.device)
+
+    def run(self):
+        """Take an epoch's batches."""
+        self.start_cpu_clock()
+        samples: list[int] = []
+        found = self.timed(lambda: samples.extend(len(batch) for batch in self.peer.epoch(1)))
+        return found | {"bytes": sum(samples) * self.source.sample_bytes, "batches": len(samples)}
 
 
 class LimitsRank(Rank):

@@ -4,6 +4,7 @@ from gdsdata.bench.report.columns import BEST_PEER, CPU, PATH, PEAK, RATE, X_LIM
 from gdsdata.bench.report.layout import Layout
 
 STORAGE, ALONE = figure("storage x", "storage_x", hundredths), figure("x alone", "ratio_to_alone", hundredths)
+BATCHES = figure("batches/s", "batches_per_s")
 
 
 class ReplicasLayout(Layout):
@@ -11,11 +12,15 @@ class ReplicasLayout(Layout):
 
     def columns_of(self, rows):
         storage = (STORAGE,) if rows[0]["cache"] == "cold" else ()
-        return (*RATE, *self.first_call(rows), *storage, CPU, PEAK, PATH, ALONE, BEST_PEER, X_LIMIT)
+        first = (BATCHES,) if rows[0]["data"] == "volumes" else self.first_call(rows)
+        return (*RATE, *first, *storage, CPU, PEAK, PATH, ALONE, BEST_PEER, X_LIMIT)
 
     def title(self, rows):
         row, about = rows[0], self.results["data"][rows[0]["data"]]
-        what = f"{about['loaded_bytes'] / 2**20:,.0f} MiB of {row['dtype']} in {about['tensors']:,} tensors"
+        if row["data"] == "volumes":
+            what = f"{about['samples']:,} of {row['dtype']} in batches of {about['batch_size']}"
+        else:
+            what = f"{about['loaded_bytes'] / 2**20:,.0f} MiB of {row['dtype']} in {about['tensors']:,} tensors"
         return f"{row['data']}, {what}, to {about['ranks']} ranks on {self.device}, {row['cache']} cache"
 
     def caption(self, rows):

@@ -13,20 +13,20 @@ class ReplicasRow(Row):
     This process makes no CUDA context.
     """
 
-    def __init__(self, peer, source, engine, ranks, device):
-        super().__init__(peer, registry.find("replicas", peer, source.kind), "cpu")
-        self.source = source
-        self.ranks = Ranks("ReplicasRank", ranks, device, peer=peer, source=source, engine=engine)
+    def __init__(self, peer, kind, ranks, command, device):
+        super().__init__(peer, registry.find("replicas", peer, kind), "cpu")
+        of_rank = "VolumesRank" if kind == "volumes" else "TensorsRank"
+        self.ranks = Ranks(of_rank, ranks, device, peer=peer, **command)
 
     def prepare(self, touched_bytes):
         self.ranks.ask("prepare", touched_bytes=touched_bytes)
 
-    def verify(self):
-        found = self.ranks.ask("verify")
-        return {
-            "checked_bytes": sum(one["checked_bytes"] for one in found),
-            "first_s": max(one["first_s"] for one in found),
-        }
+    def verify(self, **command):
+        found = self.ranks.ask("verify", **command)
+        return {name: max(one[name] for one in found) for name in found[0]}
+
+    def open(self, dtype):
+        self.ranks.ask("open", dtype=dtype)
 
     def run(self):
         """`seconds` are from the barrier to the end of the last rank."""
@@ -34,11 +34,9 @@ class ReplicasRow(Row):
         served: collections.Counter[str] = collections.Counter()
         for one in found:
             served.update(one["served"])
-        return {
-            "bytes": self.source.bytes,
+        return found[0] | {
             "seconds": max(one["ended"] for one in found) - min(one["began"] for one in found),
             "served": dict(served),
-            "path": found[0]["path"],
             "storage_bytes": sum(one["storage_bytes"] for one in found),
             "peak_bytes": peak_bytes,
         }

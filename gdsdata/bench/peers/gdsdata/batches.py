@@ -33,6 +33,9 @@ class Batches(BatchPeer):
             return formats.Npy(mode="file")
         return formats.Tokens(source.dtype, seq_len=source.shape[0] - 1, stride=source.stride, raw=self.dtype == "raw")
 
+    def sharding(self):
+        return gdsdata.Sharding(rank=0, world_size=1)
+
     def open(self):
         self.dataset = gdsdata.GDSDataset(
             self.source.files,
@@ -41,7 +44,7 @@ class Batches(BatchPeer):
             shuffle=True,
             seed=self.seed,
             device=self.device,
-            sharding=gdsdata.Sharding(rank=0, world_size=1),
+            sharding=self.sharding(),
             fields=gdsdata.Fields(decode={"jpg": "image"} if self.source.kind == "images" else None),
             reading=gdsdata.Reading(gdsdata.EngineOptions(**self.engine), residency=self.residency),
         )

@@ -1,6 +1,12 @@
-"""load(group=), and dcp.load with GDSLoadPlanner(read_once=): rows of case=replicas."""
+"""load(group=), GDSLoadPlanner(read_once=) and Sharding(share_reads=): rows of case=replicas."""
+
+import functools
+
+import torch.distributed
 
 import gdsdata
+from gdsdata.bench.measure import device
+from gdsdata.bench.peers.gdsdata.batches import Batches
 from gdsdata.bench.peers.gdsdata.checkpoints import Counts
 from gdsdata.bench.peers.registry import serves
 from gdsdata.bench.peers.replicas import DcpPeer, ReplicaPeer
@@ -55,3 +61,28 @@ class Dcp(DcpPeer, Counted):
 class DcpAlone(Dcp):
     key, name = "gdsdata_alone", "gdsdata, by itself"
     setting, together = f"{BY_ITSELF}, with read_once=False", False
+
+
+@functools.cache
+def mesh_of(kind):
+    """Return a mesh in which all ranks get the same batches."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return init_device_mesh(kind, (1, torch.distributed.get_world_size()), mesh_dim_names=("dp", "tp"))
+
+
+@serves("replicas")
+class Volumes(Batches):
+    key, name = "gdsdata", "gdsdata"
+    setting = "GDSDataset with Sharding(share_reads=True): each rank reads its part of every batch"
+    kinds, together = ("volumes",), True
+
+    def sharding(self):
+        mesh = mesh_of("cuda" if device.is_cuda(self.device) else "cpu")
+        return gdsdata.Sharding(device_mesh=mesh, dp_dim="dp", share_reads=self.together)
+
+
+@serves("replicas")
+class VolumesAlone(Volumes):
+    key, name = "gdsdata_alone", "gdsdata, by itself"
+    setting, together = f"{BY_ITSELF}, with share_reads=False", False
