@@ -41,6 +41,14 @@ class Fails(Load):
             raise OSError("this rank has no file")
         dist.barrier()
 
+class Hangs(Load):
+    key = name = "hangs"
+
+    def load(self):
+        if dist.get_rank() == 0:
+            dist.barrier()
+        return super().load()
+
 class Dies(Load):
     key = name = "dies"
 
@@ -110,14 +118,16 @@ def test_a_rank_that_fails_ends_its_row_with_its_error(tmp_path, monkeypatch):
     (tmp_path / "faulty_ranks.py").write_text(FAULTY)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.syspath_prepend(tmp_path)
-    rows = ["torch_load_mmap", *(f"faulty_ranks:{name}" for name in ("Wrong", "Fails", "Dies"))]
+    rows = ["torch_load_mmap", *(f"faulty_ranks:{name}" for name in ("Wrong", "Fails", "Hangs", "Dies"))]
     began = time.monotonic()
-    status, results = results_of(small(tmp_path, rows=rows, work=["pt"], cache=["warm"]), tmp_path / "out")
+    chosen = small(tmp_path, rows=rows, work=["pt"], cache=["warm"], patience_s=6)
+    status, results = results_of(chosen, tmp_path / "out")
     assert status != 0 and time.monotonic() - began < 90, "no rank waits for the end of a timeout"
     errors = {row["key"]: row["error"] for row in results["rows"]}
     assert errors.pop("torch_load_mmap") is None
     assert "rank 1: ValueError: tensor 'tensor_00001'" in errors["faulty_ranks:Wrong"]
     assert "rank 1: OSError: this rank has no file" in errors["faulty_ranks:Fails"]
+    assert errors["faulty_ranks:Hangs"].endswith("rank 0: no answer within 6 s")
     assert "rank 1: the row's process ended with 9" in errors["faulty_ranks:Dies"]
 
 

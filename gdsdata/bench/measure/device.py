@@ -106,6 +106,17 @@ def release(name):
         torch.cuda.empty_cache()
 
 
+def forget_peak(name):
+    """Begin to measure `peak_bytes` anew."""
+    if is_cuda(name):
+        torch.cuda.reset_peak_memory_stats(torch.device(name))
+
+
+def peak_bytes(name):
+    """Return the most that torch's tensors took on the GPU; 0 on the CPU."""
+    return torch.cuda.max_memory_allocated(torch.device(name)) if is_cuda(name) else 0
+
+
 def describe(device):
     """Return the device's fields in results.json."""
     if not is_cuda(device):

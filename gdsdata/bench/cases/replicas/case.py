@@ -86,7 +86,10 @@ class Replicas(Case):
 
     def load_command(self, source):
         command = source.command(self.case.seed) | {"engine": self.settings.engine}
-        return {"kind": source.kind, "ranks": self.case.ranks, "command": command}
+        return {"kind": source.kind, "command": command, **self.of_settings()}
+
+    def of_settings(self):
+        return {"ranks": self.case.ranks, "patience_s": self.case.patience_s}
 
     def verify_command(self, row):
         return row.table.source.verify_command()
@@ -115,7 +118,7 @@ class Replicas(Case):
             names.append("pinned_copies")
         try:
             if OF_RANKS not in self.processes:
-                command = {"ranks": self.case.ranks, "size_bytes": table.source.bytes, "device": self.device}
+                command = {**self.of_settings(), "size_bytes": table.source.bytes, "device": self.device}
                 self.process(OF_RANKS).ask("load", row=f"{__package__}.row:LimitsRow", **command)
             return {name: self.processes[OF_RANKS].ask(name, seconds=seconds) for name in names}
         except RowFailed as failed:
@@ -140,6 +143,7 @@ class Replicas(Case):
         return row.summary() | {
             "batches_per_s": system.spread([run["batches"] / run["seconds"] for run in runs if "batches" in run]),
             "cpu_s_per_gb": system.spread([run["cpu_seconds"] / (ranks * run["bytes"] / 1e9) for run in runs]),
+            "device_peak_bytes": max((run["device_peak_bytes"] for run in runs), default=None),
             "storage_x": system.spread([run["storage_bytes"] / row.table.source.file_bytes for run in runs]),
         }
 

@@ -14,7 +14,7 @@ from gdsdata.bench.measure import device, system
 from gdsdata.bench.peers import registry
 
 OPENING_BATCHES = 4
-TIMEOUT = datetime.timedelta(seconds=120)  # of a collective; it ends the process where NCCL is used
+TIMEOUT = datetime.timedelta(seconds=280)  # of a collective; `Ranks` ends those that wait before that
 
 
 class Rank(Row):
@@ -41,6 +41,7 @@ class Rank(Row):
     def timed(self, work):
         """Do the work from a barrier on. `began` and `ended` are of the host's one clock."""
         served_before, stored_before = self.peer.served(), system.storage_bytes()
+        device.forget_peak(self.device)
         self.meet()
         began = time.monotonic()
         work()
@@ -49,6 +50,7 @@ class Rank(Row):
             "began": began,
             "ended": time.monotonic(),
             "storage_bytes": system.storage_bytes() - stored_before,
+            "device_peak_bytes": device.peak_bytes(self.device),
             "served": self.served_since(served_before),
             "path": self.peer.path,
         }

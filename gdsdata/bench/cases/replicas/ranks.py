@@ -12,7 +12,7 @@ import torch
 from gdsdata.bench.harness.process import SAMPLING_SECONDS, RowFailed, RowProcess
 from gdsdata.bench.measure import device, system
 
-WITHIN_S = 240  # an answer; less than the bench's own patience with the row
+STARTING_S = 240  # imports of all rows at once; less than the bench's own patience with the row
 GRACE_S = 2.0  # for the errors of other ranks, once one has failed
 
 
@@ -29,13 +29,15 @@ class Ranks:
         row: name of the class in `rank`.
         count: how many.
         device_name: cpu, or cuda: then each has the GPU of its number.
+        patience_s: how long an answer may take.
         command: of `load`, for all.
 
     Raises (each method):
         RankFailed: with the errors of the ranks.
     """
 
-    def __init__(self, row, count, device_name, **command):
+    def __init__(self, row, count, device_name, patience_s, **command):
+        self.patience_s = patience_s
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # All are on this host.
         self.store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.processes = [RowProcess(sys.stdout.buffer) for _ in range(count)]
@@ -49,21 +51,22 @@ class Ranks:
             }
             for rank in range(count)
         ]
-        self._asked("load", [{"row": f"{__package__}.rank:{row}", **command, **one} for one in of_each])
+        self._asked("load", [{"row": f"{__package__}.rank:{row}", **command, **one} for one in of_each], STARTING_S)
 
     def ask(self, do, **command):
         """Return the answers, by rank."""
-        return self._asked(do, [command] * len(self.processes))
+        return self._asked(do, [command] * len(self.processes), self.patience_s)
 
     def ask_and_sample(self, do, **command):
         """Return the answers, and the peak of all ranks' memory above what they had, in bytes."""
         before = self.peak_bytes = self._memory_bytes()
-        return self._asked(do, [command] * len(self.processes), samples=True), self.peak_bytes - before
+        found = self._asked(do, [command] * len(self.processes), self.patience_s, samples=True)
+        return found, self.peak_bytes - before
 
-    def _asked(self, do, commands, samples=False):
+    def _asked(self, do, commands, within_s, samples=False):
         answers: dict[int, Any] = {}
         errors: dict[int, RowFailed] = {}
-        ends = time.monotonic() + WITHIN_S
+        ends = time.monotonic() + within_s
         for rank, (process, command) in enumerate(zip(self.processes, commands, strict=True)):
             try:
                 process.send(do, **command)
@@ -86,7 +89,7 @@ class Ranks:
         if errors or waiting:
             self.kill()
             # Ranks that only wait for one that failed are not named.
-            told = errors or dict.fromkeys(waiting.values(), RowFailed(f"no answer within {WITHIN_S} s"))
+            told = errors or dict.fromkeys(waiting.values(), RowFailed(f"no answer within {within_s} s"))
             raise RankFailed("; ".join(f"rank {rank}: {why}" for rank, why in sorted(told.items())))
         return [answers[rank] for rank in range(len(self.processes))]
 

@@ -13,10 +13,10 @@ class ReplicasRow(Row):
     This process makes no CUDA context.
     """
 
-    def __init__(self, peer, kind, ranks, command, device):
+    def __init__(self, peer, kind, ranks, patience_s, command, device):
         super().__init__(peer, registry.find("replicas", peer, kind), "cpu")
         of_rank = "VolumesRank" if kind == "volumes" else "TensorsRank"
-        self.ranks = Ranks(of_rank, ranks, device, peer=peer, **command)
+        self.ranks = Ranks(of_rank, ranks, device, patience_s, peer=peer, **command)
 
     def prepare(self, touched_bytes):
         self.ranks.ask("prepare", touched_bytes=touched_bytes)
@@ -38,6 +38,7 @@ class ReplicasRow(Row):
             "seconds": max(one["ended"] for one in found) - min(one["began"] for one in found),
             "served": dict(served),
             "storage_bytes": sum(one["storage_bytes"] for one in found),
+            "device_peak_bytes": max(one["device_peak_bytes"] for one in found),
             "peak_bytes": peak_bytes,
         }
 
@@ -48,9 +49,9 @@ class ReplicasRow(Row):
 class LimitsRow(Row):
     """No row: its ranks measure limits."""
 
-    def __init__(self, ranks, size_bytes, device):
+    def __init__(self, ranks, patience_s, size_bytes, device):
         super().__init__("limits", None, "cpu")
-        self.ranks = Ranks("LimitsRank", ranks, device, size_bytes=size_bytes)
+        self.ranks = Ranks("LimitsRank", ranks, device, patience_s, size_bytes=size_bytes)
 
     def describe(self):
         return {}

@@ -20,6 +20,9 @@ class ReplicasSettings(CaseSettings):
         "a checkpoint as a file of safetensors or torch.save, or as a folder of DCP; batches of volumes (data.shape)",
     )
     batch_size: int = setting(32, "volumes in a batch")
+    patience_s: int = setting(
+        120, "a load or an epoch may take so long; then the row's ranks are ended", within=(1, 280)
+    )
     tensor_bytes: int = setting(64 * 2**20, "size of each bf16 tensor in the made checkpoint")
 
     def lack(self, device_name):
