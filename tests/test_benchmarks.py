@@ -94,16 +94,6 @@ def test_predicted_restores_are_compared_with_loads(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
-def test_peers_that_share_reads_read_each_byte_once(tmp_path):
-    few = ("--device", "cpu", "--volumes", 32, "--rounds", 1, "--folder", tmp_path)
-    code, said = torchrun(2, BENCHMARKS / "share_reads.py", *few)
-    assert code == 0, said
-    in_all = [line.split("a rank, ")[1].split(" GB")[0] for line in said.splitlines() if "batches/s" in line]
-    assert in_all == ["0.13", "0.07"] * 2  # 64 MiB
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("row", ["Ours", "Pread"])
 def test_a_row_that_gives_other_bytes_than_were_written_is_refused(tmp_path, monkeypatch, row):
     monkeypatch.syspath_prepend(BENCHMARKS)
