@@ -57,10 +57,8 @@ if on_gpu:
     torch.cuda.set_device(device)
 dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
 rank, ranks = dist.get_rank(), dist.get_world_size()
-if args.global_batch % ranks:
-    parser.error(f"--global-batch {args.global_batch} cannot be shared by {ranks} ranks: take a multiple of {ranks}")
-if ranks % args.replicas:
-    parser.error(f"--replicas {args.replicas}: {ranks} ranks cannot be divided by it")
+if args.global_batch % ranks or ranks % args.replicas:
+    parser.error(f"--global-batch must be a multiple of the {ranks} ranks, and these of --replicas")
 mesh = init_device_mesh(device.type, (args.replicas, ranks // args.replicas), mesh_dim_names=("replicate", "shard"))
 
 

@@ -193,9 +193,9 @@ class TestDamage:
         path = tmp_path / "a.arrow"
         write(path, awkward(20), kind)
         sound, rng = path.read_bytes(), random.Random(kind)
-        for _ in range(10):
+        for _ in range(4):
             with few_bytes_of_python(8 * 2**20):  # begins without the garbage of the errors before
-                for _ in range(20):
+                for _ in range(50):
                     path.write_bytes(damaged(sound, rng))
                     self.index_or_refuse(path)
 
