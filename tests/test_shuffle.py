@@ -226,6 +226,23 @@ def test_memory_is_filled_anew_when_all_that_was_read_there_has_arrived(folder, 
     opened.close()
 
 
+def test_pieces_are_closed_while_a_window_waits_for_reads_that_never_begin(folder, monkeypatch, short_calls):
+    dataset = read(folder)
+    dataset.samples  # noqa: B018  (indexes the files)
+    permutation = SHAPE.permutation(1003, 16, 0, 0)
+    opened = OpenPieces(dataset._samples.index, permutation, range(8), EngineOptions(), 60.0)
+    may_read = threading.Event()
+    monkeypatch.setattr(OpenPieces, "_read", lambda *arguments: may_read.wait(60))
+    assert len(opened._fetch(0).calls) > 2  # more than there are threads
+    later = opened._fetchers.submit(opened._fetch, 2)
+    with pytest.raises(NotDone):
+        later.result(0.2)
+    opened.stop()
+    may_read.set()
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(opened.close).result(20)
+
+
 def test_samples_of_lanes_come_from_pieces_in_memory(tmp_path):
     (tmp_path / "0.bin").write_bytes(random_bytes(64 * MIB))
     if not drop_cache(tmp_path / "0.bin"):

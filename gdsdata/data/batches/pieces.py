@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import NamedTuple, TypeVar
 
@@ -264,7 +264,9 @@ class OpenPieces(Chunks[_Window]):
 
     def _fetch(self, number: int) -> _Window:
         """Begin to read a window, in the order of first use, as far as there is room."""
-        wait(self._calls[number % 2])  # samples need not have waited for all that was read there before
+        for call in list(self._calls[number % 2]):  # samples need not have waited for all of these
+            with suppress(CancelledError):
+                call.exception()
         file, begin_bytes, length_bytes = self._runs(number)
         first_page = begin_bytes // _PAGE_BYTES * _PAGE_BYTES
         end = np.minimum(-(-(begin_bytes + length_bytes) // _PAGE_BYTES) * _PAGE_BYTES, self._index.size_bytes[file])
