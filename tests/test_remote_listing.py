@@ -59,6 +59,13 @@ def test_a_new_list_takes_what_an_object_is_now(server):
     assert before != after and after[0].size_bytes == 6
 
 
+def test_an_object_that_is_new_since_a_list_of_a_folder_above_is_found(server):
+    put(server, "data/a")
+    assert listing_of(server.url("**")).paths == [server.url("data/a")]
+    put(server, "data/sub/b")
+    assert listing_of(server.url("data/sub/b")).paths == [server.url("data/sub/b")]
+
+
 @pytest.mark.parametrize("source", ["nothing", "nothing/", "no*", "data/*/x", "data/*/"])
 def test_what_means_no_object_is_named(server, source):
     put(server, "data/a")

@@ -62,10 +62,12 @@ def note_each(infos: Iterable[ObjectInfo]) -> None:
 
 
 def forget(*prefixes: str) -> None:
-    """Forget all objects whose URLs begin with one of ``prefixes``."""
-    for known in (_known, _listed):
-        for url in [url for url in list(known) if url.startswith(prefixes)]:
-            known.pop(url, None)
+    """Forget all objects whose URLs begin with one of ``prefixes``, and which are not there."""
+    for url in [url for url in list(_known) if url.startswith(prefixes)]:
+        _known.pop(url, None)
+    for listed in list(_listed):
+        if listed.startswith(prefixes) or any(prefix.startswith(listed) for prefix in prefixes):
+            _listed.pop(listed, None)
 
 
 def identities(urls: Sequence[str]) -> list[Identity]:
