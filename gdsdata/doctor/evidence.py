@@ -14,6 +14,7 @@ import queue
 import signal
 import subprocess
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ def within(limit_s: float, call: Callable[[], Any]) -> Any:
     return result
 
 
-class Host:
+class Host(ABC):
     """A machine as its files describe it. Its files are below ``root``.
 
     Attributes:
@@ -94,17 +95,17 @@ class Host:
             return None
         return "/" + os.path.relpath(real, self.root)
 
+    @abstractmethod
     def environment(self, name: str) -> str:
         """Return a variable of the environment; empty if it is not set."""
-        raise NotImplementedError
 
+    @abstractmethod
     def tool(self, *command: str) -> str | None:
         """Return what a program prints; None if it is missing, fails or takes too long."""
-        raise NotImplementedError
 
+    @abstractmethod
     def probe(self, name: str, path: str = "") -> dict[str, Any] | None:
         """Return a probe's result (`gdsdata.doctor.probes`); None if there is none."""
-        raise NotImplementedError
 
     def _below(self, path: str) -> str:
         return os.path.join(self.root, path.lstrip("/"))

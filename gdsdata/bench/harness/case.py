@@ -67,6 +67,7 @@ class Case:
     """
 
     no_peers: tuple[str, ...] = ()  # keys of rows that others are not compared with
+    ratios: tuple[tuple[str, str], ...] = ()  # names of figures, each with the key of the row it compares with
     sources: Callable[[], Iterable[Any]]
     dtypes: Callable[..., Iterable[str]]
     load_command: Callable[..., dict[str, Any]]
@@ -347,4 +348,6 @@ class Case:
             row["ratio_to_best_peer"] = rate / others[best] if rate and best else None
             row["limit"] = {"gb_per_s": limit, "name": limit_name}
             row["ratio_to_limit"] = rate / limit if rate and limit else None
+            for name, key in self.ratios:
+                row[name] = rate / rates[key] if rate and rates.get(key) else None
         return rows

@@ -32,6 +32,8 @@ SAVES = 6  # rows that save
 
 
 class Remote(Case):
+    ratios = (("ratio_to_local", "gdsdata_local"),)
+
     def measure(self):
         self.server_pid = None
         with contextlib.ExitStack() as opened:
@@ -197,15 +199,6 @@ class Remote(Case):
         raw = max(measured, key=lambda one: one["gb_per_s"])
         cost = f"{raw['connections']:.0f} connections, {raw['cpu_s_per_gb']:.2f} CPU s/GB"
         return raw["gb_per_s"], f"{'PUTs' if table.cache == 'new' else 'range GETs'} by raw sockets, {cost}"
-
-    def compared(self, table, limit, limit_name):
-        """Adds the ratio of each row to gdsdata's own from local files."""
-        found = super().compared(table, limit, limit_name)
-        rates = {one["key"]: one["gb_per_s"]["median"] for one in found if one["gb_per_s"]}
-        local = rates.get("gdsdata_local")
-        for one in found:
-            one["ratio_to_local"] = rates[one["key"]] / local if local and one["key"] in rates else None
-        return found
 
     def summary(self, row):
         return row.summary() | {

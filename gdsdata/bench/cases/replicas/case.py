@@ -56,6 +56,8 @@ class Tensors(checkpoints.OneFormat):
 
 
 class Replicas(Case):
+    ratios = (("ratio_to_alone", "gdsdata_alone"),)
+
     def sources(self):
         if lack := self.case.lack(self.device):
             raise ValueError(lack)
@@ -146,12 +148,3 @@ class Replicas(Case):
             "device_peak_bytes": max((run["device_peak_bytes"] for run in runs), default=None),
             "storage_x": system.spread([run["storage_bytes"] / row.table.source.file_bytes for run in runs]),
         }
-
-    def compared(self, table, limit, limit_name):
-        """Adds the ratio to gdsdata in each rank by itself."""
-        found = super().compared(table, limit, limit_name)
-        rates = {one["key"]: one["gb_per_s"]["median"] for one in found if one["gb_per_s"]}
-        alone = rates.get("gdsdata_alone")
-        for one in found:
-            one["ratio_to_alone"] = rates[one["key"]] / alone if alone and one["key"] in rates else None
-        return found

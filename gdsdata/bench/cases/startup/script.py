@@ -17,6 +17,7 @@ import os  # noqa: E402
 import sys  # noqa: E402
 import traceback  # noqa: E402
 import zlib  # noqa: E402
+from collections.abc import Callable  # noqa: E402
 from typing import Any  # noqa: E402
 
 if __name__ == "__main__":
@@ -105,6 +106,7 @@ class Program:
     needs_state, restores = False, True
     way = "read"  # how its bytes come, where it does not count them
     batches: Any
+    first_batch: Callable[[], torch.Tensor]  # part "first_batch": int64 (batch_size, seq_len + 1) on the device
 
     def __init__(self, workers=0):
         self.workers = workers
@@ -124,10 +126,6 @@ class Program:
 
     def restore(self, model, optimizer):
         """Part "restore"."""
-
-    def first_batch(self):
-        """Part "first_batch": int64 (batch_size, seq_len + 1) on the device."""
-        raise NotImplementedError
 
     def served(self):
         """Bytes moved by then, by path, where the library counts them."""

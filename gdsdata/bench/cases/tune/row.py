@@ -10,6 +10,7 @@ import functools
 import itertools
 import os
 import time
+from abc import ABC, abstractmethod
 
 import numpy as np
 import torch
@@ -29,7 +30,7 @@ class WrongBytes(ValueError):
     """A setting whose bytes are wrong: an error of gdsdata, and no choice."""
 
 
-class EngineRow(Row):
+class EngineRow(Row, ABC):
     """Calls of gdsdata.Engine, one after the other, from or to one tensor that is there."""
 
     path = ""
@@ -52,13 +53,13 @@ class EngineRow(Row):
         self.peer = gdsdata.Engine(gdsdata.EngineOptions(**options))
         self.call(self.places[0])  # makes threads and memory
 
+    @abstractmethod
     def call(self, place):
         """Moves the bytes of one place; returns how many, when the device has them."""
-        raise NotImplementedError
 
+    @abstractmethod
     def compare(self):
         """The bytes that were compared. Raises WrongBytes."""
-        raise NotImplementedError
 
     def run(self, seconds, once):
         self.start_cpu_clock()
