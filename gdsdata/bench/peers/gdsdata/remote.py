@@ -130,6 +130,14 @@ class StreamedTars(RemoteTars):
 
 
 @serves("remote")
+class UniformTars(RemoteTars):
+    """As the local files are shuffled: `"auto"` takes lanes for objects."""
+
+    key, name, caches, shuffle = "gdsdata_uniform", "gdsdata, shuffle=True", ("warm",), True
+    setting = "the same with shuffle=True"
+
+
+@serves("remote")
 class LocalTars(RemoteTars):
     """The files that the tars were put from, as a second epoch from the cache may be at best."""
 
