@@ -552,6 +552,6 @@ def test_a_stall_error_does_not_wait_for_storage_that_hangs(tmp_path, volumes, b
 
 
 def test_slow_reads_that_make_progress_are_no_stall(tmp_path, volumes):
-    dataset = read_volumes(tmp_path, backend="posix", stall_timeout_s=0.4, faults="late=1,late_ms=150")
+    dataset = read_volumes(tmp_path, backend="posix", stall_timeout_s=2.0, faults="late=1,late_ms=400")
     assert_same_batches(dataset, volumes)
-    assert dataset.stats()["stall_s"] > 6 * 0.1, "the reads were slow"
+    assert dataset.stats()["stall_s"] > 2.0, "together they were slower than the limit"
