@@ -194,7 +194,7 @@ class TestDamage:
         write(path, awkward(20), kind)
         sound, rng = path.read_bytes(), random.Random(kind)
         for _ in range(4):
-            with few_bytes_of_python(8 * 2**20):  # begins without the garbage of the errors before
+            with few_bytes_of_python(32 * 2**20):  # begins without the garbage of the errors before
                 for _ in range(50):
                     path.write_bytes(damaged(sound, rng))
                     self.index_or_refuse(path)

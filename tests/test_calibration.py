@@ -141,19 +141,18 @@ def test_a_steady_rate_beside_other_processes_is_not_kept(data, monkeypatch, oth
 
 def test_a_processs_own_work_is_not_that_of_others():
     def work():
-        while time.monotonic() < ends:
+        while time.process_time() < own_s + 0.3:
             hashlib.sha256(content).digest()  # without the GIL
 
     content, cores = bytes(2**20), os.cpu_count()
     began, own_s, others = time.monotonic(), time.process_time(), calibration._OtherProcesses()
-    ends = began + 0.5
     threads = [threading.Thread(target=work) for _ in range(cores)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     others_s, own_s = others._seconds() - others._taken_s, time.process_time() - own_s
-    assert own_s > 0.1 and others_s <= cores * (time.monotonic() - began) - own_s + 0.02 * cores
+    assert own_s > 0.3 and others_s <= cores * (time.monotonic() - began) - own_s + 0.02 * cores
 
 
 def test_where_there_are_no_locks_nothing_is_measured(data, monkeypatch):

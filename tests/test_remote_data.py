@@ -130,6 +130,12 @@ def test_auto_takes_lanes_for_long_objects_and_says_so(server):
     assert "the data is remote" in said
 
 
+def test_auto_takes_uniform_for_samples_that_are_large_reads_themselves(server):
+    server.content["a.bin"] = bytes(4 * MIB)
+    data = GDSDataset(server.url("a.bin"), 1, Records("u1", (MIB // 2,)), device="cpu", shuffle="auto")
+    assert "524288 bytes are large reads themselves" in data.stats()["shuffle"]
+
+
 def test_ranks_need_no_agreement_on_the_shuffle_of_remote_data(server):
     server.content["a.bin"] = bytes(4 * MIB)
     chosen = [records(server.url("a.bin"), shuffle="auto", rank=rank, world_size=2) for rank in range(2)]

@@ -11,7 +11,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import MIB, arrays, assert_same_batches, drop_cache, grouped, random_bytes, served_by, write_records
+from helpers import (
+    MIB,
+    arrays,
+    assert_same_batches,
+    drop_cache,
+    grouped,
+    random_bytes,
+    served_by,
+    warm_cache,
+    write_records,
+)
 
 from gdsdata import EngineOptions, GDSDataset, Lanes, Reading
 from gdsdata.data.batches import pieces
@@ -156,11 +166,11 @@ def test_every_byte_is_read_once_in_pieces(tmp_path):
     dataset = GDSDataset(tmp_path, 32, Records("u1", (1000,)), device="cpu", shuffle=Lanes(8, 16, 50))
     dataset.samples  # noqa: B018  (indexes the files)
     index, permutation = dataset._samples.index, Lanes(8, 16, 50).permutation(30_000, 32, 0, 0)
-    opened = OpenPieces(index, permutation, range(8), EngineOptions(), 60.0)
+    opened = OpenPieces(index, permutation, range(8), EngineOptions(direct="always"), 60.0)
     read, runs = np.zeros(30_000_000, np.uint8), 0
     for number in range(permutation.windows):
         window = opened._fetch(number)
-        assert all(call.result() for call in window.calls)
+        assert all(call.result().all() for call in window.calls)
         for begin, end in zip(window.begin, window.end, strict=True):
             read[begin:end] += 1
             runs += 1
@@ -199,7 +209,7 @@ def test_memory_is_filled_anew_when_all_that_was_read_there_has_arrived(folder, 
     dataset = read(folder)
     dataset.samples  # noqa: B018  (indexes the files)
     permutation = SHAPE.permutation(1003, 16, 0, 0)
-    opened = OpenPieces(dataset._samples.index, permutation, range(8), EngineOptions(), 60.0)
+    opened = OpenPieces(dataset._samples.index, permutation, range(8), EngineOptions(direct="always"), 60.0)
     read_now, begun, may_read = OpenPieces._read, threading.Event(), threading.Event()
 
     def read_late(self, *arguments):
@@ -217,13 +227,24 @@ def test_memory_is_filled_anew_when_all_that_was_read_there_has_arrived(folder, 
             later.result(0.3)
         may_read.set()
         window = later.result()
-    assert all(call.result() for call in window.calls)
+    assert all(call.result().all() for call in window.calls)
     line = np.concatenate([np.fromfile(path, np.uint8) for path in sorted(folder.iterdir())])
     found = np.frombuffer(opened._memories[0].mapping, np.uint8)
     for begin, end, at in zip(window.begin, window.end, window.memory_begin, strict=True):
         assert (found[at : at + end - begin] == line[begin:end]).all()
     del found
     opened.close()
+
+
+@pytest.mark.parametrize("stride", [2, 3, 5])
+def test_a_worker_of_a_data_loader_leaves_windows_out(tmp_path, stride):
+    write_records(tmp_path / "0.bin", 2000, 64, 0)
+    whole = arrays(read(tmp_path, shuffle=Lanes(4, 4, 1)))  # each step is a window
+    for first in range(stride):
+        dataset = read(tmp_path, shuffle=Lanes(4, 4, 1), options=EngineOptions(direct="always"))
+        steps = np.arange(first, len(whole), stride)
+        for step, batch in zip(steps, dataset.batches(0, steps), strict=True):
+            assert (batch.numpy() == whole[step]).all()
 
 
 def test_pieces_are_closed_while_a_window_waits_for_reads_that_never_begin(folder, monkeypatch, short_calls):
@@ -265,9 +286,40 @@ def test_samples_of_lanes_come_from_pieces_in_memory(tmp_path):
 @pytest.mark.parametrize("direct", ["always", "never"])
 def test_pieces_are_read_as_the_options_say(folder, direct):
     dataset = read(folder, options=EngineOptions(direct=direct))
+    dataset.samples  # noqa: B018  (indexes the files)
+    drop_cache(*folder.iterdir())
     assert rows(arrays(dataset)) == stored(folder)
-    assert set(served_by(dataset)) == {"page_cache"}
+    assert served_by(dataset)["page_cache"] >= 62 * 16 * 64  # the samples behind the last whole turn are in no piece
     assert sum(dataset.stats()["piece_bytes"].values()) > 0
+
+
+def test_pieces_in_the_page_cache_stay_there(folder):
+    files, read_bytes = sorted(folder.iterdir()), [0]
+    dataset = read(folder)
+    dataset.samples  # noqa: B018  (indexes the files)
+    for cold in (files, files[:1], []):
+        warm_cache(*files)
+        if not drop_cache(*cold):
+            pytest.skip("this file system keeps its files in memory")
+        assert rows(arrays(dataset)) == stored(folder)
+        read_bytes.append(sum(dataset.stats()["piece_bytes"].values()))  # of all epochs
+    of_all, of_one, of_none = np.diff(read_bytes)
+    assert of_all > of_one > of_none == 0
+
+
+def test_samples_of_pieces_that_leave_the_page_cache_are_read_one_by_one(folder, monkeypatch):
+    read_now = OpenPieces._read
+
+    def evicted(self, *what):
+        is_read = read_now(self, *what)
+        drop_cache(*folder.iterdir())
+        return is_read
+
+    monkeypatch.setattr(OpenPieces, "_read", evicted)
+    dataset = read(folder)
+    dataset.samples  # noqa: B018  (indexes the files)
+    warm_cache(*folder.iterdir())
+    assert rows(arrays(dataset)) == stored(folder)
 
 
 def test_a_file_that_was_cut_short_since_is_named(folder):
@@ -278,7 +330,7 @@ def test_a_file_that_was_cut_short_since_is_named(folder):
 
 
 def test_pieces_that_fail_are_read_sample_by_sample(folder, monkeypatch):
-    monkeypatch.setattr(OpenPieces, "_read", lambda *arguments: False)
+    monkeypatch.setattr(OpenPieces, "_read", lambda self, memory, file, *ranges: np.zeros(len(file), bool))
     dataset = read(folder)
     assert rows(arrays(dataset)) == stored(folder)
     assert sum(dataset.stats()["piece_bytes"].values()) == 0

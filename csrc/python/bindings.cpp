@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -48,6 +49,27 @@ std::shared_ptr<FileTable> make_file_table(const Array<uint8_t>& joined_paths, c
   return std::make_shared<FileTable>(PathList(joined, count), std::move(identities), std::move(opened));
 }
 
+// For each range, whether all of it is in the page cache. False of a file that cannot be opened.
+Array<bool> in_page_cache(FileTable& files, const Array<int32_t>& file, const Array<int64_t>& offset,
+                          const Array<int64_t>& length) {
+  const py::ssize_t count = file.size();
+  if (offset.size() != count || length.size() != count) throw py::value_error("file, offset and length differ in size");
+  Array<bool> found(count);
+  const WithoutGil nogil;  // opening an object asks a thread for access to it
+  for (py::ssize_t i = 0; i < count; ++i) {
+    const auto index = static_cast<uint32_t>(file.data()[i]);
+    if (index >= files.size()) throw std::out_of_range("a file's index is beyond the table");
+    try {
+      const auto [begin, size] = std::pair(offset.data()[i], length.data()[i]);
+      found.mutable_data()[i] = files.get(index)->residency(static_cast<uint64_t>(begin),
+                                                            static_cast<uint64_t>(size)) == File::Residency::kAll;
+    } catch (const Failure&) {
+      found.mutable_data()[i] = false;
+    }
+  }
+  return found;
+}
+
 void bind_files(py::module_& module) {
   py::class_<File, std::shared_ptr<File>>(module, "File")
       .def(py::init([](const std::string& path) { return File::open_for_reading(path); }))
@@ -60,7 +82,8 @@ void bind_files(py::module_& module) {
       .def(py::init([](const std::string& path) {  // not compared with an index
         return std::make_shared<FileTable>(std::vector{path}, std::vector<FileIdentity>());
       }))
-      .def_property_readonly("has_remote", &FileTable::has_remote);
+      .def_property_readonly("has_remote", &FileTable::has_remote)
+      .def("in_page_cache", &in_page_cache, py::arg("file"), py::arg("offset"), py::arg("length"));
 }
 
 }  // namespace

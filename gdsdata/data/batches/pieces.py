@@ -40,7 +40,10 @@ _PAGE_BYTES = 4096
 # by whole pages.
 _SLACK, _SLACK_BYTES = 1 / 8, 16 * MIB
 
+_NO_RUNS = np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int64)
+
 FoundT = TypeVar("FoundT")
+_Call = Future[np.ndarray]  # of the engine; bool: which of its runs it has read
 
 
 class _Runs(NamedTuple):
@@ -68,12 +71,17 @@ class _Window(NamedTuple):
     runs: _Runs
     begun: int  # so many of ``runs`` are read, or cannot be
     starts: np.ndarray  # int64 (C,), the first of ``runs`` that each call reads
-    calls: list[Future[bool]]  # whether it could read them
+    calls: list[_Call]
 
     @property
     def is_local(self) -> bool:
         """Whether nothing of it is still being read."""
         return all(call.done() for call in self.calls)
+
+    @property
+    def has_nothing(self) -> bool:
+        """Whether all reads have ended, and none of it is in our memory."""
+        return self.is_local and not any(call.result().any() for call in self.calls)
 
 
 class _Memory:
@@ -113,15 +121,15 @@ class OpenPieces(Chunks[_Window]):
 
     Pieces are read in the order of first use, and a sample waits for its own alone.
 
-    Samples of pieces that have no room, or could not be read, are read from the files one by one,
-    and so report what is wrong there.
+    Pieces that are in the page cache stay there, and their samples are read from it. Samples of
+    pieces that have no room, or could not be read, are read from the files one by one. So they
+    report what is wrong there.
 
     Args:
         index: of the samples.
         permutation: the epoch.
         lanes: those that this process reads.
-        options: of the engine that reads pieces, for the CPU. Pieces that are in the page cache are
-            copied.
+        options: of the engine that reads pieces, for the CPU.
         stall_timeout_s: raise `StallError` if nothing has moved for so long.
 
     Attributes:
@@ -149,7 +157,9 @@ class OpenPieces(Chunks[_Window]):
         self._file_begin = np.cumsum([0, *index.size_bytes])
         room_bytes = max(budget_bytes, _PAGE_BYTES)  # address space, until it is used
         self._memories = (_Memory(room_bytes), _Memory(room_bytes))
-        self._calls: tuple[list[Future[bool]], list[Future[bool]]] = ([], [])  # that read into each of them
+        self._calls: tuple[list[_Call], list[_Call]] = ([], [])  # that read into each
+        self._filling = (threading.Lock(), threading.Lock())  # held while a window's calls for each begin
+        self._reached = 0  # the window that samples come from; earlier ones are not read any more
         if budget_bytes < 2 * window_bytes:
             engine.warn_once(
                 f"pieces of this shuffle would take {2 * window_bytes / MIB:.0f} MiB, and this process may take "
@@ -157,6 +167,7 @@ class OpenPieces(Chunks[_Window]):
                 "memory, or use shuffle=gdsdata.Lanes(...) with smaller windows"
             )
         self._sources = engine.file_table(index)
+        self._leaves_cached = options.direct != "always"
         self.files = engine.file_table(index, {memory.path: room_bytes for memory in self._memories})
         self._readers = ThreadPoolExecutor(_CALLS, thread_name_prefix="gdsdata-pieces")
         self._counting = threading.Lock()  # guards the bytes that are read and taken
@@ -182,11 +193,13 @@ class OpenPieces(Chunks[_Window]):
         """Note that ``step`` comes next, and drop pieces that no later step needs."""
         window = self._permutation.window_of(step)
         last = self._permutation.windows - 1
+        self._reached = window
         for passed in [one for one in self.held if one < window]:
             self.drop([passed])
             if passed == last - 1:
                 self._memories[passed % 2].free()
-                self._held[last] = self._fetchers.submit(self._fetch_rest, last, self._held[last])
+                if last in self._held:  # else it has all of the room when it is fetched
+                    self._held[last] = self._fetchers.submit(self._fetch_rest, last, self._held[last])
         for due in range(window, min(window + 2, last + 1)):
             self.get(due)
 
@@ -219,7 +232,7 @@ class OpenPieces(Chunks[_Window]):
         # can be asked for.
         for number, opened in sorted(self._held.items(), reverse=True):
             window = self._wait_for(opened)
-            if not len(window.begin):
+            if window.has_nothing:
                 continue
             run = np.searchsorted(window.begin, on_line, side="right") - 1
             inside = (run >= 0) & (on_line + plan.length <= window.end[run]) & unknown
@@ -249,8 +262,8 @@ class OpenPieces(Chunks[_Window]):
         call = np.searchsorted(window.starts, run, side="right") - 1
         is_read = run < window.begun
         for number in np.unique(call[is_read]).tolist():
-            if not self._wait_for(window.calls[number]):
-                is_read &= call != number
+            of_call = np.flatnonzero(is_read & (call == number))
+            is_read[of_call] = self._wait_for(window.calls[number])[run[of_call] - window.starts[number]]
         return is_read
 
     def _wait_for(self, coming: Future[FoundT]) -> FoundT:
@@ -264,10 +277,15 @@ class OpenPieces(Chunks[_Window]):
 
     def _fetch(self, number: int) -> _Window:
         """Begin to read a window, in the order of first use, as far as there is room."""
-        for call in list(self._calls[number % 2]):  # samples need not have waited for all of these
-            with suppress(CancelledError):
-                call.exception()
-        file, begin_bytes, length_bytes = self._runs(number)
+        with self._filling[number % 2]:
+            for call in list(self._calls[number % 2]):  # samples need not have waited for all of these
+                with suppress(CancelledError):
+                    call.exception()
+            return self._begin(number, self._runs(number) if number >= self._reached else _NO_RUNS)
+
+    def _begin(self, number: int, ranges: tuple[np.ndarray, np.ndarray, np.ndarray]) -> _Window:
+        """Begin to read a window of these runs (`_runs`)."""
+        file, begin_bytes, length_bytes = ranges
         first_page = begin_bytes // _PAGE_BYTES * _PAGE_BYTES
         end = np.minimum(-(-(begin_bytes + length_bytes) // _PAGE_BYTES) * _PAGE_BYTES, self._index.size_bytes[file])
         room_bytes = -(-(end - first_page) // _PAGE_BYTES) * _PAGE_BYTES
@@ -298,7 +316,7 @@ class OpenPieces(Chunks[_Window]):
             self._most_bytes = max(self._most_bytes, memory.taken_bytes + other.taken_bytes)
         return fits
 
-    def _begin_reads(self, number: int, runs: _Runs, first: int, end: int) -> tuple[np.ndarray, list[Future[bool]]]:
+    def _begin_reads(self, number: int, runs: _Runs, first: int, end: int) -> tuple[np.ndarray, list[_Call]]:
         """Begin to read the runs from one to another.
 
         Returns:
@@ -316,7 +334,7 @@ class OpenPieces(Chunks[_Window]):
     def _on_line(self, runs: _Runs) -> np.ndarray:
         return self._file_begin[runs.file] + runs.begin_bytes
 
-    def _window_of(self, runs: _Runs, begun: int, starts: np.ndarray, calls: list[Future[bool]]) -> _Window:
+    def _window_of(self, runs: _Runs, begun: int, starts: np.ndarray, calls: list[_Call]) -> _Window:
         on_line = self._on_line(runs)
         order = np.argsort(on_line, kind="stable")
         end, memory_begin = on_line + runs.length_bytes, runs.place + runs.begin_bytes - runs.first_page
@@ -342,21 +360,28 @@ class OpenPieces(Chunks[_Window]):
 
     def _read(
         self, memory: _Memory, file: np.ndarray, begin_bytes: np.ndarray, length_bytes: np.ndarray, place: np.ndarray
-    ) -> bool:
-        """Return whether they were read. If not, the read of a single sample raises later."""
-        if self._closed:
-            return False
+    ) -> np.ndarray:
+        """Read runs that are not in the page cache.
+
+        Returns:
+            bool (N,): which of them are in ``memory`` now. Samples of the others are read one by
+            one: from the page cache, or so that the read raises what is wrong.
+        """
+        is_wanted = np.full(len(file), not self._closed)
+        if self._leaves_cached and not self._closed:
+            is_wanted = ~self._sources.in_page_cache(file, begin_bytes, length_bytes)
+        if not is_wanted.any():
+            return is_wanted
+        what = file[is_wanted], begin_bytes[is_wanted], length_bytes[is_wanted]
         try:
-            read = self._engine.begin_read(
-                self._sources, file, begin_bytes, length_bytes, memory.mapping, place, self._engine.mark(0)
-            )
+            read = self._engine.begin_read(self._sources, *what, memory.mapping, place[is_wanted], self._engine.mark(0))
             (routes,) = self._reads.routes_of([read])
         except (GdsdataError, FileNotFoundError):
-            return False
+            return np.zeros(len(file), bool)
         with self._counting:
             for route, count in routes.items():
                 self._bytes[route] += count
-        return True
+        return is_wanted
 
 
 def _calls_at(place: np.ndarray) -> np.ndarray:

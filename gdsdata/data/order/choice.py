@@ -190,6 +190,8 @@ def choose(index: SampleIndex, ranks: int, found: tuple[str, str] | None = None)
 def _choose_remote(index: SampleIndex) -> tuple[str, str]:
     if int(np.diff(index.first_sample).max()) < 2:
         return "uniform", "the data is remote, and each sample is an object of its own"
+    if index.sample_bytes >= _LONG_SAMPLE_BYTES:
+        return "uniform", f"the data is remote, and samples of {index.sample_bytes} bytes are large reads themselves"
     return "lanes", "the data is remote: each request takes a round trip, so pieces of 1 MiB are read"
 
 
