@@ -16,6 +16,7 @@ from helpers import (
     arrays,
     assert_same_batches,
     drop_cache,
+    exit_code_of_fork,
     grouped,
     random_bytes,
     served_by,
@@ -25,6 +26,7 @@ from helpers import (
 
 from gdsdata import EngineOptions, GDSDataset, Lanes, Reading
 from gdsdata.data.batches import pieces
+from gdsdata.data.batches.piece_memory import SpareMemory
 from gdsdata.data.batches.pieces import OpenPieces
 from gdsdata.data.order import choice
 from gdsdata.errors import CorruptData, StallError
@@ -236,6 +238,47 @@ def test_memory_is_filled_anew_when_all_that_was_read_there_has_arrived(folder, 
     opened.close()
 
 
+def test_an_epoch_takes_over_the_memory_of_one_that_was_read_to_its_end(folder):
+    dataset = read(folder, options=EngineOptions(direct="always"))
+    assert rows(arrays(dataset)) == stored(folder)
+    (left,) = dataset._samples.source._spare_pieces._pairs
+    batches = iter(dataset)
+    first = next(batches)
+    assert dataset._samples.source._spare_pieces._pairs == []
+    assert rows([first.numpy(), *arrays(batches)]) == stored(folder)
+    assert dataset._samples.source._spare_pieces._pairs == [left]
+
+
+def test_memory_that_reads_may_still_write_into_is_not_taken_over(folder, short_calls):
+    dataset = read(folder, options=EngineOptions(direct="always", faults="late=1,late_ms=150"))
+    for _ in dataset:
+        break
+    assert dataset._samples.source._spare_pieces._pairs == []
+    assert rows(arrays(dataset)) == stored(folder)
+
+
+def test_two_epochs_at_a_time_have_memory_of_their_own(folder):
+    dataset = read(folder, options=EngineOptions(direct="always"))
+    assert rows(arrays(dataset)) == stored(folder)
+    one, other = [], []
+    for a, b in zip(*(dataset.batches(epoch, np.arange(len(dataset))) for epoch in range(2)), strict=True):
+        one.append(a.numpy().copy())
+        other.append(b.numpy().copy())
+    assert rows(one) == rows(other) == stored(folder)
+
+
+def test_a_fork_does_not_write_into_memory_that_its_parent_keeps():
+    spare = SpareMemory()
+    pair = spare.take(8192)
+    spare.leave(pair)
+
+    def has_new_memory():
+        return spare.size_bytes == 0 and spare.take(4096)[0] is not pair[0]
+
+    assert exit_code_of_fork(lambda: None if has_new_memory() else os._exit(1)) == 0
+    assert spare.take(4096) is pair
+
+
 @pytest.mark.parametrize("stride", [2, 3, 5])
 def test_a_worker_of_a_data_loader_leaves_windows_out(tmp_path, stride):
     write_records(tmp_path / "0.bin", 2000, 64, 0)
@@ -280,7 +323,12 @@ def test_samples_of_lanes_come_from_pieces_in_memory(tmp_path):
     assert 64 * MIB <= by_route["direct"] <= 66 * MIB and len(by_route) == 1
     # Two windows of 128 pieces of 32 KiB; the last window takes the rest. A piece touches up to two
     # more pages.
-    assert 8 * MIB <= lanes.stats()["piece_memory_bytes"] <= 2 * 2 * 128 * 40 * 1024
+    most_bytes = 2 * 2 * 128 * 40 * 1024
+    assert 8 * MIB <= lanes.stats()["piece_memory_bytes"] <= most_bytes
+    for _ in range(2):  # epochs in the memory that the one before has left
+        drop_cache(tmp_path / "0.bin")
+        assert rows(arrays(lanes)) == whole
+    assert lanes.stats()["piece_memory_bytes"] <= most_bytes
 
 
 @pytest.mark.parametrize("direct", ["always", "never"])

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-import mmap
-import os
 import threading
 import time
-import weakref
 from collections.abc import Mapping
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
+from itertools import chain
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
+from gdsdata.data.batches.piece_memory import PAGE_BYTES, PieceMemory, SpareMemory
 from gdsdata.data.order.lanes import LanePermutation
 from gdsdata.errors import GdsdataError
 from gdsdata.formats.chunks import Chunks
@@ -34,8 +33,6 @@ from gdsdata.io.stalls import ReadsInFlight
 _CALL_BYTES, _FIRST_CALL_BYTES = 32 * MIB, 2 * MIB
 _CALLS = 2
 _WORKERS = 2
-# Whole pages are read, straight into memory, because O_DIRECT takes no less.
-_PAGE_BYTES = 4096
 # Windows may take so much beyond their average, because samples differ in size and pieces are read
 # by whole pages.
 _SLACK, _SLACK_BYTES = 1 / 8, 16 * MIB
@@ -84,31 +81,6 @@ class _Window(NamedTuple):
         return self.is_local and not any(call.result().any() for call in self.calls)
 
 
-class _Memory:
-    """A file without a name, in memory, which an engine can read from and write into."""
-
-    def __init__(self, size_bytes: int) -> None:
-        self.size_bytes = size_bytes
-        self._descriptor = os.memfd_create("gdsdata-pieces", os.MFD_CLOEXEC)
-        weakref.finalize(self, os.close, self._descriptor)
-        os.ftruncate(self._descriptor, size_bytes)
-        self.mapping = mmap.mmap(self._descriptor, size_bytes)
-        with suppress(OSError):
-            self.mapping.madvise(mmap.MADV_HUGEPAGE)
-        self.taken_bytes = 0
-
-    def free(self) -> None:
-        """Free its pages; it can be filled anew."""
-        with suppress(OSError):
-            self.mapping.madvise(mmap.MADV_REMOVE)
-            self.taken_bytes = 0
-
-    @property
-    def path(self) -> str:
-        """As long as this object lives."""
-        return f"/proc/self/fd/{self._descriptor}"
-
-
 class OpenPieces(Chunks[_Window]):
     """An epoch's pieces in memory, each read once.
 
@@ -131,6 +103,7 @@ class OpenPieces(Chunks[_Window]):
         lanes: those that this process reads.
         options: of the engine that reads pieces, for the CPU.
         stall_timeout_s: raise `StallError` if nothing has moved for so long.
+        spare: of the epoch before; this one leaves its memory there if it is read to its end.
 
     Attributes:
         files: the index's files and those in memory, for a reader of what `local` returns.
@@ -144,10 +117,12 @@ class OpenPieces(Chunks[_Window]):
         lanes: range,
         options: EngineOptions,
         stall_timeout_s: float,
+        spare: SpareMemory | None = None,
     ) -> None:
         window_bytes = permutation.window_samples(lanes) * index.spacing_bytes
         wanted_bytes = 2 * (int((1 + _SLACK) * window_bytes) + _SLACK_BYTES)
-        budget_bytes = min(wanted_bytes, share_bytes()) // _PAGE_BYTES * _PAGE_BYTES
+        self._spare = spare or SpareMemory()
+        budget_bytes = min(wanted_bytes, max(share_bytes(), self._spare.size_bytes)) // PAGE_BYTES * PAGE_BYTES
         super().__init__(budget_bytes, 2, "gdsdata-pieces")
         self._index, self._permutation, self._lanes = index, permutation, lanes
         self._reads = ReadsInFlight(stall_timeout_s)
@@ -155,8 +130,8 @@ class OpenPieces(Chunks[_Window]):
             dataclasses.replace(options, workers=options.workers or _WORKERS), torch.device("cpu")
         )
         self._file_begin = np.cumsum([0, *index.size_bytes])
-        room_bytes = max(budget_bytes, _PAGE_BYTES)  # address space, until it is used
-        self._memories = (_Memory(room_bytes), _Memory(room_bytes))
+        room_bytes = max(budget_bytes, PAGE_BYTES)  # address space, until it is used
+        self._memories = self._spare.take(room_bytes)
         self._calls: tuple[list[_Call], list[_Call]] = ([], [])  # that read into each
         self._filling = (threading.Lock(), threading.Lock())  # held while a window's calls for each begin
         self._reached = 0  # the window that samples come from; earlier ones are not read any more
@@ -168,7 +143,7 @@ class OpenPieces(Chunks[_Window]):
             )
         self._sources = engine.file_table(index)
         self._leaves_cached = options.direct != "always"
-        self.files = engine.file_table(index, {memory.path: room_bytes for memory in self._memories})
+        self.files = engine.file_table(index, {memory.path: memory.size_bytes for memory in self._memories})
         self._readers = ThreadPoolExecutor(_CALLS, thread_name_prefix="gdsdata-pieces")
         self._counting = threading.Lock()  # guards the bytes that are read and taken
         self._bytes, self._most_bytes = dict.fromkeys(engine.ROUTES, 0), 0
@@ -252,9 +227,17 @@ class OpenPieces(Chunks[_Window]):
 
     def close(self, wait: bool = True) -> None:
         """Return when nothing is being read, except what has stalled."""
+        has_all = all(window.done() for window in self._held.values()) and all(
+            one.done() for one in chain(*self._calls)
+        )
+        is_at_rest = has_all and not self._closed
         self.stop()
         super().close(wait=wait and not self._reads.has_stalled)
         self._readers.shutdown(wait=wait and not self._reads.has_stalled)
+        if is_at_rest:  # else a read that was given up may still write there
+            for memory in self._memories:
+                memory.free(self.budget_bytes // 2)  # the last window may have taken more
+            self._spare.leave(self._memories)
 
     def _are_read(self, window: _Window, run: np.ndarray) -> np.ndarray:
         """Wait for runs of a window, and return which of them are in memory: bool (N,)."""
@@ -286,9 +269,9 @@ class OpenPieces(Chunks[_Window]):
     def _begin(self, number: int, ranges: tuple[np.ndarray, np.ndarray, np.ndarray]) -> _Window:
         """Begin to read a window of these runs (`_runs`)."""
         file, begin_bytes, length_bytes = ranges
-        first_page = begin_bytes // _PAGE_BYTES * _PAGE_BYTES
-        end = np.minimum(-(-(begin_bytes + length_bytes) // _PAGE_BYTES) * _PAGE_BYTES, self._index.size_bytes[file])
-        room_bytes = -(-(end - first_page) // _PAGE_BYTES) * _PAGE_BYTES
+        first_page = begin_bytes // PAGE_BYTES * PAGE_BYTES
+        end = np.minimum(-(-(begin_bytes + length_bytes) // PAGE_BYTES) * PAGE_BYTES, self._index.size_bytes[file])
+        room_bytes = -(-(end - first_page) // PAGE_BYTES) * PAGE_BYTES
         end_place = np.cumsum(room_bytes)
         place = end_place - room_bytes
         runs = _Runs(file, begin_bytes, length_bytes, first_page, end - first_page, place, end_place)
@@ -359,7 +342,12 @@ class OpenPieces(Chunks[_Window]):
         return file[heads].astype(np.int32), begin_bytes[heads], longest - begin_bytes[heads]
 
     def _read(
-        self, memory: _Memory, file: np.ndarray, begin_bytes: np.ndarray, length_bytes: np.ndarray, place: np.ndarray
+        self,
+        memory: PieceMemory,
+        file: np.ndarray,
+        begin_bytes: np.ndarray,
+        length_bytes: np.ndarray,
+        place: np.ndarray,
     ) -> np.ndarray:
         """Read runs that are not in the page cache.
 

@@ -29,6 +29,7 @@ from gdsdata.storage.urls import have_urls, is_remote
 
 # Modules that only some data sets need are imported by these: a program pays for what it uses.
 if TYPE_CHECKING:
+    from gdsdata.data.batches.piece_memory import SpareMemory
     from gdsdata.data.batches.pieces import OpenPieces
 
 
@@ -52,6 +53,7 @@ class BatchSource(ABC, Generic[IndexT]):
     def __init__(self, index: IndexT, settings: BatchSettings) -> None:
         self.index, self.settings = index, settings
         self._kept: tuple[int, Opened] | None = None  # with the process that opened it
+        self._spare_pieces: SpareMemory | None = None
         self._refuse_residency()
 
     def _refuse_residency(self) -> None:
@@ -111,12 +113,15 @@ class BatchSource(ABC, Generic[IndexT]):
         lanes = epoch.lanes()
         if lanes is None or self.settings.residency is not None:
             return None
+        from gdsdata.data.batches.piece_memory import SpareMemory
         from gdsdata.data.batches.pieces import OpenPieces
 
         worker, options = get_worker_info(), self.settings.piece_options
         if worker and worker.num_workers > 1:  # they read the same pieces, which the storage then gives once
             options = replace(options, direct="never")
-        return OpenPieces(self.index, *lanes, options, options.stall_timeout_s)
+        if self._spare_pieces is None:
+            self._spare_pieces = SpareMemory()
+        return OpenPieces(self.index, *lanes, options, options.stall_timeout_s, self._spare_pieces)
 
     def ring_bytes(self, epoch: Epoch, steps: int, reader: Reader[IndexT] | None) -> int:
         """Return the memory of batches in flight or ready, at most, and of row groups.
@@ -161,7 +166,7 @@ class BatchSource(ABC, Generic[IndexT]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for worker processes, which open their own engine and files."""
-        return {**self.__dict__, "_kept": None}
+        return {**self.__dict__, "_kept": None, "_spare_pieces": None}
 
 
 class RingSource(BatchSource[Index]):
