@@ -1,5 +1,6 @@
 """Ranges from a server that fails in every way: the right bytes or the right error, in time."""
 
+import contextlib
 import errno
 import logging
 import random
@@ -43,16 +44,23 @@ LASTING = {
 UNCACHED = {*PASSING, *LASTING} - {"reset_within", "status_503", "expired", "status_404", "other_version"}
 
 
-@pytest.fixture
-def server(monkeypatch):
+@contextlib.contextmanager
+def reached_server(monkeypatch):
+    """Run a server that this process reads from, with short time limits."""
     monkeypatch.setattr(stores, "_options", {})
     monkeypatch.setattr(stores, "_stores", {})
     with FaultServer() as running:
         reach(running)
-        running.make("made.bin", SIZE)
         yield running
     objects.forget("s3://")
     _engine.configure_http()
+
+
+@pytest.fixture
+def server(monkeypatch):
+    with reached_server(monkeypatch) as running:
+        running.make("made.bin", SIZE)
+        yield running
 
 
 def reach(server, **options):
@@ -74,8 +82,8 @@ def cache(request, tmp_path):
     _engine.use_cache(None, 0, 0)
 
 
-def begin(server, offset, length, key="made.bin"):
-    identity = objects.Identity(SIZE, server.content_.objects[f"{server.bucket}/{key}"].etag)
+def begin(server, offset, length, key="made.bin", size=SIZE):
+    identity = objects.Identity(size, server.content_.objects[f"{server.bucket}/{key}"].etag)
     return ranges.BegunRange(ranges.table_of(server.url(key), identity), offset, length)
 
 
@@ -197,6 +205,14 @@ def test_a_server_that_never_answers_is_an_error_by_the_deadline(server):
         begin(server, 0, 100).result()
     assert caught.value.errno == errno.ETIMEDOUT
     assert time.monotonic() - started < 10.0
+
+
+def test_a_server_that_stalls_after_some_bytes_again_and_again_is_read_to_the_end(server, cache):
+    """Twelve attempts without a byte are an error; these have bytes each."""
+    reach(server, stall_timeout_s=0.05)
+    server.fail_next("stall", 14)
+    assert begin(server, MIB, MIB).result() == server.content("made.bin", MIB, MIB)
+    assert server.counts()["faults"]["stall"] == 14
 
 
 def test_a_read_that_is_cancelled_leaves_no_connection(server):

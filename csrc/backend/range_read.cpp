@@ -65,6 +65,8 @@ class RangeRead::Attempt final : public HttpReceiver {
     owner_.sink_(owner_.position_, bytes);
     owner_.position_ += bytes.size();
     received_ += bytes.size();
+    owner_.idle_attempts_ = 0;
+    owner_.accesses_dropped_ = 0;
     owner_.last_byte_ = Clock::now();
     owner_.client_->statistics().bytes.fetch_add(bytes.size(), std::memory_order_relaxed);
     return true;
@@ -90,7 +92,6 @@ class RangeRead::Attempt final : public HttpReceiver {
 
   bool delivers() const { return delivers_; }
   void deliver() { delivers_ = true; }
-  bool received_any() const { return received_ > 0; }
 
  private:
   RangeRead& owner_;
@@ -231,15 +232,11 @@ bool RangeRead::take_first_byte(Attempt& attempt) {
 
 void RangeRead::attempt_ended(Attempt& attempt, Verdict verdict) {
   const auto self = shared_from_this();
-  const bool delivered = attempt.delivers(), received = attempt.received_any();
+  const bool delivered = attempt.delivers();
   std::unique_ptr<Attempt>& ended = attempt_.get() == &attempt ? attempt_ : second_;
   std::unique_ptr<Attempt>& other = attempt_.get() == &attempt ? second_ : attempt_;
   ended.reset();
   if (left().length() == 0) return finish(std::nullopt);
-  if (received) {
-    idle_attempts_ = 0;
-    accesses_dropped_ = 0;
-  }
   if (!delivered && other != nullptr) return;  // that one goes on
   other.reset();
   reactor().drop(watch_);

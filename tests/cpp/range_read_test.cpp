@@ -157,6 +157,20 @@ TEST_F(RangeReading, AStallIsLeftAndTheRestIsAskedFor) {
   EXPECT_EQ(server_->log().back().begin, kRange.begin + 70'000);
 }
 
+TEST_F(RangeReading, AttemptsThatStallAfterSomeBytesAreNotIdle) {
+  constexpr size_t kStalls = 14;  // more than there may be idle attempts
+  HttpOptions options = quick();
+  options.stall_timeout = 50ms;
+  options.deadline = 60s;
+  serve(
+      [](const RangeServer& server, const Asked& asked) {
+        return asked.number < kStalls ? server.cut(asked, 10'000, Then::kStall) : server.usual(asked);
+      },
+      options);
+  expect_right(read());
+  EXPECT_GT(server_->log().size(), kStalls);
+}
+
 TEST_F(RangeReading, AServerThatNeverAnswersIsATimeout) {
   HttpOptions options = quick();
   options.deadline = 600ms;
