@@ -1,7 +1,11 @@
 """case=remote of the bench: raw sockets, rows that must not pass, and whole runs."""
 
+import ctypes
+import functools
 import io
+import sys
 import tarfile
+import types
 import urllib.request
 
 import numpy as np
@@ -220,6 +224,50 @@ def test_every_client_that_is_installed_reads_right_bytes(stored, peer):
         row = RemoteRow(peer.key, work, stored, length, 0, [3], {}, "cpu")
         row.pieces = row.pieces[: 20 if peer.tunes else None]
         assert row.verify(0.05)["checked_bytes"] == sum(piece.length for piece in row.pieces)
+
+
+class StandIn:
+    """kvikio's remote files, over urllib."""
+
+    def __init__(self, url_of):
+        self.url_of, self.opened = url_of, []
+        self.defaults = types.SimpleNamespace(set=lambda options: None)
+        self.RemoteFile = types.SimpleNamespace(open_s3=self.open_s3, open_http=self.open_http)
+
+    def open_s3(self, bucket, key, size):
+        return self.open_http(self.url_of(key), size)
+
+    def open_http(self, url, size):
+        self.opened.append((url.partition("?")[0], size))
+        return types.SimpleNamespace(pread=functools.partial(self.pread, url))
+
+    def pread(self, url, memory, length, offset):
+        part = urllib.request.Request(url, headers={"Range": f"bytes={offset}-{offset + length - 1}"})
+        with urllib.request.urlopen(part) as answer:
+            memory[:] = np.frombuffer(answer.read(), np.uint8)
+        return types.SimpleNamespace(get=lambda: length)
+
+
+@pytest.mark.parametrize("key", ["kvikio", "kvikio_http"])
+def test_kvikio_opens_each_object_once_with_its_size(server, stored, monkeypatch, key):
+    stand_in = StandIn(lambda name: server.url(name, "http"))
+    monkeypatch.setitem(sys.modules, "kvikio", stand_in)
+    monkeypatch.setitem(sys.modules, "kvikio.defaults", stand_in.defaults)
+    for name in stored.access.environment():
+        monkeypatch.setenv(name, "")
+    row = RemoteRow(key, "ranges", stored, 2**18, 0, [2], {}, "cpu")
+    assert row.verify(0.05)["checked_bytes"] == 8 * 2**18
+    assert stand_in.opened == [(server.url(f"data/{name}", "http"), SIZE) for name in NAMES]
+
+
+@pytest.mark.parametrize("key", ["kvikio", "kvikio_http"])
+def test_kvikio_is_left_out_without_a_driver(monkeypatch, key):
+    def no_driver(name):
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(ctypes, "CDLL", no_driver)
+    monkeypatch.setattr(registry, "installed", lambda package: True)
+    assert "needs a CUDA driver" in registry.missing(registry.find("remote", key, "ranges"))
 
 
 # ------------------------------------------------------------------------------------------------ whole runs

@@ -236,12 +236,15 @@ class RemoteHandle(RemotePeer):
         return ""
 
     def open(self):
+        configure({"num_threads": self.connections})
+        self.files = self.opened(zip(self.objects.keys, self.objects.sizes, strict=True))
+
+    def opened(self, sizes):
+        """Return {key: file} of (key, size) pairs."""
         import kvikio
 
         os.environ.update(self.access.environment())
-        configure({"num_threads": self.connections})
-        pairs = zip(self.objects.keys, self.objects.sizes, strict=True)
-        self.files = {key: kvikio.RemoteFile.open_s3(self.access.bucket, key, size) for key, size in pairs}
+        return {key: kvikio.RemoteFile.open_s3(self.access.bucket, key, size) for key, size in sizes}
 
     def read(self, feed, take):
         under_way: collections.deque = collections.deque()
@@ -260,3 +263,15 @@ class RemoteHandle(RemotePeer):
 
     def close(self):
         self.files.clear()
+
+
+@serves("remote")
+class HttpHandle(RemoteHandle):
+    key, name = "kvikio_http", "kvikio RemoteFile, HTTP"
+    setting = "the same after open_http of URLs that are signed before"
+
+    def opened(self, sizes):
+        import kvikio
+
+        urls = self.access.signed_urls(self.objects.keys)
+        return {key: kvikio.RemoteFile.open_http(urls[key], size) for key, size in sizes}
