@@ -109,8 +109,8 @@ def test_every_row_on_the_cpu_verifies_in_every_format(tmp_path):
     status, results = results_of(chosen, tmp_path / "out")
     assert status == 0 and results["verified"], results["rows"]
     for kind in ("safetensors", "pt", "dcp", "volumes"):
-        expected = {peer.key for peer in registry.rows("replicas", kind) if not registry.missing(peer)}
         for cache in ("warm", "cold"):
+            expected = {peer.key for peer in registry.rows("replicas", kind, cache) if not registry.missing(peer)}
             assert {row["key"] for row in results["rows"] if (row["data"], row["cache"]) == (kind, cache)} == expected
 
 
@@ -153,6 +153,7 @@ def test_each_format_has_rows_together_and_by_itself(kind, device_name):
     keys = [peer.key for peer in registry.rows("replicas", kind, "warm", device_name)]
     assert keys[:2] == ["gdsdata", "gdsdata_alone"] and len(set(keys)) == len(keys)
     assert any(key.endswith("broadcast") for key in keys)
+    assert ("orbax" in keys) == (kind == "dcp" and device_name == "cpu")
     assert ("instanttensor_group" in keys) == (kind == "safetensors" and device_name == "cuda")
     together, alone = (registry.find("replicas", key, kind) for key in keys[:2])
     assert together.together and not alone.together

@@ -18,7 +18,7 @@ LIBRARIES = (
     "gdsdata.remote", "by_hand.windows", "by_hand.volumes", "by_hand.files", "by_hand.gathered", "dali",
     "torch_dataloader", "webdataset", "mosaic", "litdata", "ffcv", "spdl", "torch_checkpoints", "safetensors",
     "torch_checkpointing", "torchsnapshot", "instanttensor", "fastsafetensors", "runai", "kvikio", "torch_gds",
-    "deepnvme", "obstore", "awscrt", "s3fs", "pyarrow_fs", "boto3", "remote_shards",
+    "deepnvme", "orbax", "obstore", "awscrt", "s3fs", "pyarrow_fs", "boto3", "remote_shards",
     "remote_checkpoints",
 )  # fmt: skip
 REGISTERED: dict[str, list] = collections.defaultdict(list)  # classes by case
