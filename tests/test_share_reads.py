@@ -1,6 +1,7 @@
 """`Sharding(share_reads=True)`: peers read a part of each batch, and have the same batches."""
 
 import ast
+import gc
 import io
 import itertools
 import json
@@ -8,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from itertools import islice
 from unittest import mock
@@ -329,6 +331,37 @@ def leaves(rank, folder):
     return found
 
 
+def forked(rank, folder):
+    """Fork while the thread has the locks, and use the iterator in the children. Returns how they ended."""
+    mesh = mesh_of(1, 2)
+    dataset = dataset_of(mesh, True, folder / "records", 3)
+    iterator = iter(dataset)
+    batches = [plain(next(iterator))]
+    parts = dataset._iteration.running._parts
+
+    def in_child(use):
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            os._exit(use())
+        return os.waitpid(child, 0)[1]
+
+    def drop():
+        nonlocal iterator, parts, dataset
+        parts.stop()
+        iterator.close()
+        del iterator, parts, dataset
+        gc.collect()
+        return 0
+
+    with ThreadPoolExecutor(1) as other_thread:  # the condition's lock belongs to the thread that takes it
+        other_thread.submit(lambda: parts._inner_in_use.acquire() and parts._changed.acquire()).result()
+        statuses = in_child(drop), in_child(lambda: error_of(lambda: next(iterator))[0] != "EngineClosed")
+        other_thread.submit(lambda: (parts._changed.release(), parts._inner_in_use.release())).result()
+    batches += map(plain, iterator)
+    return statuses, batches == epoch_of(dataset_of(mesh, False, folder / "records", 3))
+
+
 def refusals(rank, folder):
     """Return what is said of arguments that cannot be combined."""
     mesh, records, tar = mesh_of(1, 2), folder / "records", Tar(index_cache=None)
@@ -353,7 +386,7 @@ def refusals(rank, folder):
 
 
 def misuse(rank, folder):
-    return {check.__name__: check(rank, folder) for check in (failures, leaves, refusals)}
+    return {check.__name__: check(rank, folder) for check in (forked, failures, leaves, refusals)}
 
 
 @pytest.fixture(scope="module")
@@ -398,6 +431,11 @@ def test_a_peer_that_leaves_is_an_error_for_those_that_go_on(misused):
 
 def test_closing_an_iterator_does_not_wait_for_peers(misused):
     assert misused[0]["leaves"]["closed after"] < 0.5
+
+
+def test_an_iterator_can_be_dropped_in_a_forked_child(misused):
+    for found in misused:
+        assert found["forked"] == ((0, 0), True)
 
 
 def test_a_silent_peer_is_an_error_within_the_timeout_of_the_process_group(misused):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import math
+import os
 import pickle
 import sys
 import threading
@@ -123,18 +124,30 @@ class PartsAhead:
         self._taken, self._most_taken = 0, sys.maxsize  # batches, and those that all peers take
         self._wanted_until = math.inf  # closed if it is finite
         self._inner_in_use = threading.Lock()  # held by the thread while it takes a part
+        self._process = os.getpid()
         self._meeting: Meeting | None = None
         self.layout: Layout | None = None
         self.is_new_communicator = False
         self.stalls, self.stall_s = 0, 0.0
 
     def begin(self) -> Meeting:
-        """Begin the thread, if that was not done yet, and return its meeting with the peers."""
+        """Begin the thread, if that was not done yet, and return its meeting with the peers.
+
+        Raises:
+            EngineClosed: this is a forked child of the process that made the iterator.
+        """
+        if self._is_forked:
+            raise EngineClosed("an iterator with share_reads=True does not work in a forked child of its process")
         if self._meeting is None:
             self._meeting = self._peers.meet(lambda: time.monotonic() < self._wanted_until)
             threading.Thread(target=self._run, args=(self._meeting,), name="gdsdata-share").start()
             stop_at_exit(self)
         return self._meeting
+
+    @property
+    def _is_forked(self) -> bool:
+        """Whether this is a forked child: it has no thread, and its locks may be held forever."""
+        return os.getpid() != self._process
 
     @property
     def is_closed(self) -> bool:
@@ -178,7 +191,8 @@ class PartsAhead:
 
     def stop(self) -> None:
         """End the thread, because the program ends. Does not wait."""
-        self._stop(_LEAVE_AT_EXIT_S)
+        if not self._is_forked:
+            self._stop(_LEAVE_AT_EXIT_S)
 
     def _stop(self, leave_s: float) -> None:
         with self._changed:
@@ -187,7 +201,12 @@ class PartsAhead:
         self._inner.stop()
 
     def close(self) -> None:
-        """Close the reader. The thread takes leave of the peers by itself."""
+        """Close the reader. The thread takes leave of the peers by itself.
+
+        In a forked child it does nothing: the parent uses the reader and the connections.
+        """
+        if self._is_forked:
+            return
         self._stop(_LEAVE_S)
         with self._inner_in_use:
             self._inner.close()
