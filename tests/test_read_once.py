@@ -325,7 +325,7 @@ def _error_is_shared_and_leaves_doubt(rank, folder, patch):
 def _load_by_the_gpus_route(rank, folder):
     """Have the CPU's tensors take the way of a GPU's: the user's group, here of gloo."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    names = []
+    names, wants_gpu = [], True
     exchange = routes.GpuRoute.exchange
 
     def watched(route, sends, receives):
@@ -336,24 +336,37 @@ def _load_by_the_gpus_route(rank, folder):
 
     def with_gpu(extents, *arguments):
         original(extents, *arguments)
-        extents._gpu = torch.device("cpu")
+        extents._gpu = torch.device("cpu") if wants_gpu else None
+
+    def load(group="auto"):
+        return digest_of(gdsdata.load(folder / "m.safetensors", group=group))
 
     with pytest.MonkeyPatch.context() as patch:
+
+        def use_gpu(number, has_one=True):
+            patch.setattr(routes, "number_of_gpu", lambda device: number)
+            patch.setattr(routes, "current_gpu", lambda: torch.device("cpu") if has_one else None)
+
+        use_gpu(1 + rank)
         patch.setattr(SharedExtents, "__init__", with_gpu)
         patch.setattr(routes.GpuRoute, "exchange", watched)
         patch.setattr(routes, "reaches_gpus", lambda session: True)
-        patch.setattr(routes, "number_of_gpu", lambda device: 0 if device is None else 1 + rank)
         patch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
         patch.setattr(torch.cuda, "Event", _Event)
-        found = [digest_of(gdsdata.load(folder / "m.safetensors", group=group)) for group in ("auto", mesh["dp"])]
-        moves = sum(names)
-        patch.setattr(routes, "number_of_gpu", lambda device: 0 if device is None else 9)
+        wants_gpu = rank != 1  # which takes part in connecting the others
+        found = [load()]
+        use_gpu(max(1, rank))  # the GPU of rank 0 is the current one of rank 1 too
         with pytest.warns(RuntimeWarning, match="several ranks use the same GPU"):
-            found.append(digest_of(gdsdata.load(folder / "m.safetensors", group="auto")))
-        patch.setattr(routes, "number_of_gpu", lambda device: 0 if device is None else 1 + rank)
+            found.append(load())
+        use_gpu(1 + rank, rank != 1)
+        with pytest.warns(RuntimeWarning, match="a rank of the group has no GPU"):
+            found.append(load())
+        wants_gpu = True
+        found += [load(), load(mesh["dp"])]
+        moves = sum(names)
         assert _error_is_shared_and_leaves_doubt(rank, folder, patch)
         with pytest.warns(RuntimeWarning, match="an earlier load has left transfers"):
-            found.append(digest_of(gdsdata.load(folder / "m.safetensors", group="auto")))
+            found.append(load())
         assert sum(names) == moves
     return found, moves
 

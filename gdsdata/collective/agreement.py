@@ -44,9 +44,10 @@ class Kind(enum.IntEnum):
     BUSY = 2  # its own work takes long; the others repeat their agreement
     OBJECTS = 3  # the ranks exchange a value each
     WANTS = 4  # it has something to read
-    STEP = 5  # of a schedule
-    DONE = 6  # it needs nothing more
-    ERROR = 7  # its code has raised
+    GPUS = 5  # the ranks say which GPU each of them would use
+    STEP = 6  # of a schedule
+    DONE = 7  # it needs nothing more
+    ERROR = 8  # its code has raised
 
 
 _ALLOWED_TOGETHER = frozenset({Kind.WANTS, Kind.DONE})

@@ -7,12 +7,13 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed
 
-from gdsdata.collective.agreement import Session
+from gdsdata.collective.agreement import Kind, Session
+from gdsdata.errors import BackendUnavailable
 from gdsdata.io import engine
 
 CPU, GPU = 0, 1  # the routes of `Wants`
@@ -133,6 +134,65 @@ class GpuRoute:
         return True
 
 
+class GpuUse(NamedTuple):
+    """What a rank says before bytes pass between GPUs.
+
+    Every rank of the group says it, also one that wants nothing: NCCL connects all of them.
+
+    Attributes:
+        number: of the GPU that it would use, which no other GPU has; 0: it has none.
+        in_doubt: `doubt` was called on it.
+    """
+
+    number: int
+    in_doubt: bool
+
+    @classmethod
+    def of(cls, session: Session, device: torch.device | None) -> GpuUse:
+        """Return what this rank says, if it would use ``device``."""
+        number = 0 if device is None else number_of_gpu(device)
+        return cls(number, session.agreement.group in _in_doubt)
+
+
+def lack_of(uses: Sequence[GpuUse]) -> str:
+    """Return why a group's ranks, which have said this, pass nothing on between GPUs; "" if they do."""
+    numbers = {use.number for use in uses}
+    if 0 in numbers:
+        return "a rank of the group has no GPU that it can use"
+    if len(numbers) < len(uses):
+        return "several ranks use the same GPU (call torch.cuda.set_device() on each rank)"
+    if any(use.in_doubt for use in uses):
+        return "an earlier load has left transfers in the group's NCCL (make a new group)"
+    return ""
+
+
+def gpu_route(session: Session, gpu: torch.device | None) -> GpuRoute | None:
+    """Return the way between the GPUs of a group, whose ranks all make this call.
+
+    Args:
+        session: in progress.
+        gpu: that this rank wants something on; None: it wants nothing on one.
+
+    Returns:
+        None: there is none. A warning says why.
+    """
+    device, lack = None, "the process group has no NCCL"
+    if reaches_gpus(session):
+        device = gpu or current_gpu()
+        headers = session.agree(Kind.GPUS, *GpuUse.of(session, device))
+        lack = lack_of([GpuUse(number, bool(in_doubt)) for number, in_doubt in headers[:, 1:3].tolist()])
+    if lack or device is None:
+        engine.warn_once(f"{lack}, so each rank reads by itself what is for its GPU")
+        return None
+    way = GpuRoute(session, device)
+    try:
+        session.once_for_group("nccl", way.connect)
+    except BaseException:
+        doubt(session)
+        raise
+    return way
+
+
 def reaches_gpus(session: Session) -> bool:
     """Return whether the user's group has NCCL for memory of GPUs."""
     return "cuda:nccl" in torch.distributed.get_backend_config(session.agreement.group)
@@ -143,18 +203,15 @@ def doubt(session: Session) -> None:
     _in_doubt.add(session.agreement.group)
 
 
-def is_in_doubt(session: Session) -> bool:
-    """Return whether `doubt` was called on this rank."""
-    return session.agreement.group in _in_doubt
-
-
-def number_of_gpu(device: torch.device | None) -> int:
-    """Return a number that no other GPU has; 0 if there is none."""
-    if device is None:
-        return 0
+def number_of_gpu(device: torch.device) -> int:
+    """Return a number that no other GPU has, and that is not 0."""
     unique = str(torch.cuda.get_device_properties(device).uuid).encode()
     return int.from_bytes(hashlib.blake2b(unique, digest_size=8).digest(), "little", signed=True) or 1
 
 
-def current_gpu() -> torch.device:
-    return engine.resolved("cuda")
+def current_gpu() -> torch.device | None:
+    """Return the GPU that is current; None: this process cannot use one."""
+    try:
+        return engine.resolved("cuda")
+    except BackendUnavailable:
+        return None

@@ -37,8 +37,7 @@ from gdsdata.collective.plan import (
     hops_of,
     schedule_of,
 )
-from gdsdata.collective.routes import CPU, GPU, CpuRoute, GpuRoute, Route, Transfer
-from gdsdata.io import engine
+from gdsdata.collective.routes import CPU, GPU, CpuRoute, Route, Transfer
 from gdsdata.io.file_systems import is_on_network
 
 # A rank may be silent for so many times the engine's ``stall_timeout_s``: it opens files, makes
@@ -132,8 +131,7 @@ class SharedReads:
         Stream semantics: the bytes are in place when this returns, for every stream.
         """
         said = wants.packed()
-        in_doubt = routes.is_in_doubt(self.session)
-        numbers = (*wants.digest(), len(said), self._once_of(wants), routes.number_of_gpu(gpu), in_doubt)
+        numbers = (*wants.digest(), len(said), self._once_of(wants), gpu is not None)
         self._follow(self.session.agree(Kind.WANTS, *numbers), wants, reader, gpu, said)
 
     def _once_of(self, wants: Wants) -> int:
@@ -148,7 +146,7 @@ class SharedReads:
     ) -> None:
         """Do what follows on an agreement in which a rank had wants."""
         asks = headers[:, 0] == Kind.WANTS
-        way_of = self._routes(headers[asks], gpu)
+        way_of = self._routes(bool(headers[asks, 5].any()), gpu)
         wants_of_kind, kind_of_rank = self._kinds(headers, asks, wants, said)
         if GPU not in way_of:
             wants_of_kind = [
@@ -157,29 +155,11 @@ class SharedReads:
         schedule = self._schedule(headers[asks], wants_of_kind, kind_of_rank)
         _Work(self.session, schedule, reader, way_of).carry_out()
 
-    def _routes(self, headers: np.ndarray, gpu: torch.device | None) -> dict[int, Route]:
+    def _routes(self, some_want_gpus: bool, gpu: torch.device | None) -> dict[int, Route]:
+        """Return the routes that all ranks of the group can use; they all make this call."""
         found: dict[int, Route] = {CPU: CpuRoute(self.session)}
-        numbers = headers[:, 5]
-        numbers = numbers[numbers != 0]
-        if len(numbers) == 0:
-            return found
-        lack = ""
-        if not routes.reaches_gpus(self.session):
-            lack = "the process group has no NCCL"
-        elif len(np.unique(numbers)) < len(numbers):
-            lack = "several ranks use the same GPU"
-        elif headers[:, 6].any():
-            lack = "an earlier load has left transfers in the group's NCCL (make a new group)"
-        if lack:
-            engine.warn_once(f"{lack}, so each rank reads by itself what is for its GPU")
-            return found
-        way = GpuRoute(self.session, gpu or routes.current_gpu())
-        try:
-            self.session.once_for_group("nccl", way.connect)
-        except BaseException:
-            routes.doubt(self.session)
-            raise
-        found[GPU] = way
+        if some_want_gpus and (way := routes.gpu_route(self.session, gpu)) is not None:
+            found[GPU] = way
         return found
 
     def _kinds(self, headers: np.ndarray, asks: np.ndarray, wants: Wants, said: bytes) -> tuple[list[Wants], list[int]]:
