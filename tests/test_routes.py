@@ -1,4 +1,4 @@
-"""What ranks agree on before they pass bytes on between GPUs."""
+"""`routes`: ranks agree on whether they pass bytes on between GPUs."""
 
 import pytest
 
@@ -8,11 +8,15 @@ from gdsdata.collective.routes import GpuUse, lack_of
 @pytest.mark.parametrize(
     ("uses", "lack"),
     [
-        ([GpuUse(5, False), GpuUse(-7, False)], ""),
-        ([GpuUse(5, False), GpuUse(0, False)], "a rank of the group has no GPU"),
-        ([GpuUse(5, False), GpuUse(7, False), GpuUse(5, False)], "several ranks use the same GPU"),
-        ([GpuUse(5, False), GpuUse(7, True)], "an earlier load has left transfers"),
+        ([(5, False, 0), (-7, False, 0)], ""),
+        ([(5, False, 2), (-7, False, 2)], ""),
+        ([(5, False, 0), (0, False, 0)], "a rank of the group has no GPU"),
+        ([(5, False, 0), (7, False, 0), (5, False, 0)], "several ranks use the same GPU"),
+        ([(5, False, 1), (7, True, 1)], "an earlier load has left transfers"),
+        ([(5, False, 1), (7, False, 0)], "some ranks use another GPU than in an earlier load"),
+        ([(5, False, 1), (7, False, 2)], "some ranks use another GPU than in an earlier load"),
     ],
 )
 def test_ranks_share_between_gpus_if_each_has_one_of_its_own(uses, lack):
-    assert lack_of(uses).startswith(lack) and bool(lack_of(uses)) == bool(lack)
+    found = lack_of([GpuUse(*use) for use in uses])
+    assert found.startswith(lack) and bool(found) == bool(lack)

@@ -60,14 +60,12 @@ class _Twin:
         group: of gloo.
         in_use: held during a session, because the ranks agree on one thing at a time.
         nodes: the number of each rank's node; None until it is known.
-        done: the names of what was done once for the group.
     """
 
     def __init__(self, group: Any) -> None:
         self.group = group
         self.in_use = threading.Lock()
         self.nodes: np.ndarray | None = None
-        self.done: set[str] = set()
 
 
 # By the user's group. A destroyed group leaves both.
@@ -312,13 +310,6 @@ class Session:
             names = self.gather(node_name())
             self._twin.nodes = np.array([names.index(name) for name in names], np.int64)
         return self._twin.nodes
-
-    def once_for_group(self, name: str, call: Callable[[], None]) -> None:
-        """Make a call the first time that the ranks ask for it; all ranks make this call."""
-        assert self._twin is not None
-        if name not in self._twin.done:
-            call()
-            self._twin.done.add(name)
 
     @contextlib.contextmanager
     def transfers(self) -> Iterator[None]:

@@ -27,6 +27,9 @@ _LOOKS_EVERY_S = 0.0002
 # Groups whose NCCL may still have transfers that the other side never began. They would take the
 # bytes of the next ones.
 _in_doubt: weakref.WeakSet[Any] = weakref.WeakSet()
+# By the user's group, the number of the connection that each GPU of this rank has in its NCCL: the
+# first is 1. torch keeps a communicator for each GPU. All ranks have to make theirs together.
+_connections: weakref.WeakKeyDictionary[Any, dict[int, int]] = weakref.WeakKeyDictionary()
 
 
 class Route(Protocol):
@@ -84,15 +87,25 @@ class GpuRoute:
         self._session, self.device = session, device
         self._queued: deque[torch.cuda.Event] = deque()
 
-    def connect(self) -> None:
+    def connect(self, number: int) -> None:
         """Have NCCL connect all ranks of the group, which all make this call.
 
         NCCL demands it before a transfer between some of them.
+
+        Args:
+            number: of the GPU, as of `number_of_gpu`.
         """
-        with torch.cuda.device(self.device):
-            torch.distributed.all_reduce(torch.zeros(1, device=self.device), group=self._session.agreement.group)
-            self._note()
-        self.finish()
+        group = self._session.agreement.group
+        try:
+            with torch.cuda.device(self.device):
+                torch.distributed.all_reduce(torch.zeros(1, device=self.device), group=group)
+                self._note()
+            self.finish()
+        except BaseException:
+            doubt(self._session)
+            raise
+        connections = _connections.setdefault(group, {})
+        connections[number] = len(connections) + 1
 
     def exchange(self, sends: Sequence[Transfer], receives: Sequence[Transfer]) -> None:
         agreement = self._session.agreement
@@ -135,27 +148,30 @@ class GpuRoute:
 
 
 class GpuUse(NamedTuple):
-    """What a rank says before bytes pass between GPUs.
+    """The GPU that a rank would use, which it says before bytes pass between GPUs.
 
     Every rank of the group says it, also one that wants nothing: NCCL connects all of them.
 
     Attributes:
         number: of the GPU that it would use, which no other GPU has; 0: it has none.
         in_doubt: `doubt` was called on it.
+        connection: of the group's NCCL that this GPU has; 0: it has none yet.
     """
 
     number: int
-    in_doubt: bool
+    in_doubt: int
+    connection: int
 
     @classmethod
     def of(cls, session: Session, device: torch.device | None) -> GpuUse:
         """Return what this rank says, if it would use ``device``."""
         number = 0 if device is None else number_of_gpu(device)
-        return cls(number, session.agreement.group in _in_doubt)
+        group = session.agreement.group
+        return cls(number, group in _in_doubt, _connections.get(group, {}).get(number, 0))
 
 
 def lack_of(uses: Sequence[GpuUse]) -> str:
-    """Return why a group's ranks, which have said this, pass nothing on between GPUs; "" if they do."""
+    """Return why the ranks of a group pass nothing on between their GPUs; "" if they do."""
     numbers = {use.number for use in uses}
     if 0 in numbers:
         return "a rank of the group has no GPU that it can use"
@@ -163,6 +179,8 @@ def lack_of(uses: Sequence[GpuUse]) -> str:
         return "several ranks use the same GPU (call torch.cuda.set_device() on each rank)"
     if any(use.in_doubt for use in uses):
         return "an earlier load has left transfers in the group's NCCL (make a new group)"
+    if len({use.connection for use in uses}) > 1:
+        return "some ranks use another GPU than in an earlier load over the group (make a new group)"
     return ""
 
 
@@ -176,21 +194,20 @@ def gpu_route(session: Session, gpu: torch.device | None) -> GpuRoute | None:
     Returns:
         None: there is none. A warning says why.
     """
-    device, lack = None, "the process group has no NCCL"
+    lack = "the process group has no NCCL"
     if reaches_gpus(session):
         device = gpu or current_gpu()
-        headers = session.agree(Kind.GPUS, *GpuUse.of(session, device))
-        lack = lack_of([GpuUse(number, bool(in_doubt)) for number, in_doubt in headers[:, 1:3].tolist()])
-    if lack or device is None:
-        engine.warn_once(f"{lack}, so each rank reads by itself what is for its GPU")
-        return None
-    way = GpuRoute(session, device)
-    try:
-        session.once_for_group("nccl", way.connect)
-    except BaseException:
-        doubt(session)
-        raise
-    return way
+        mine = GpuUse.of(session, device)
+        headers = session.agree(Kind.GPUS, *mine)
+        lack = lack_of([GpuUse(*its) for its in headers[:, 1:4].tolist()])
+        if not lack:
+            assert device is not None  # each rank has one
+            way = GpuRoute(session, device)
+            if not mine.connection:
+                way.connect(mine.number)
+            return way
+    engine.warn_once(f"{lack}, so each rank reads by itself what is for its GPU")
+    return None
 
 
 def reaches_gpus(session: Session) -> bool:
