@@ -171,3 +171,8 @@ def timeout_of_group(group: ProcessGroup) -> timedelta:
     """Return how long a collective of a process group may take."""
     warn_if_newer()
     return min(group._get_backend(device).options._timeout for device in group._device_types)
+
+
+def keys_of_gloo(count: int) -> list[str]:
+    """Return the keys that a `ProcessGroupGloo` of ``count`` processes leaves in its store."""
+    return [f"0/{rank}" for rank in range(count)]

@@ -332,7 +332,10 @@ def leaves(rank, folder):
 
 
 def forked(rank, folder):
-    """Fork while the thread has the locks, and use the iterator in the children. Returns how they ended."""
+    """Fork while the thread has the locks, and use the iterator in the children.
+
+    Returns how the children ended, and whether the batches of this process are right.
+    """
     mesh = mesh_of(1, 2)
     dataset = dataset_of(mesh, True, folder / "records", 3)
     iterator = iter(dataset)
@@ -362,6 +365,19 @@ def forked(rank, folder):
     return statuses, batches == epoch_of(dataset_of(mesh, False, folder / "records", 3))
 
 
+def keys_left(rank, folder):
+    """Return how many keys some epochs leave in the store of the default group."""
+    dataset, store = dataset_of(mesh_of(1, 2), True, folder / "records"), dist.group.WORLD.get_group_store()
+    dist.barrier()
+    before = store.num_keys()
+    dist.barrier()
+    for _ in range(3):
+        epoch_of(dataset)
+    after = store.num_keys()
+    dist.barrier()
+    return after - before
+
+
 def refusals(rank, folder):
     """Return what is said of arguments that cannot be combined."""
     mesh, records, tar = mesh_of(1, 2), folder / "records", Tar(index_cache=None)
@@ -386,7 +402,7 @@ def refusals(rank, folder):
 
 
 def misuse(rank, folder):
-    return {check.__name__: check(rank, folder) for check in (forked, failures, leaves, refusals)}
+    return {check.__name__: check(rank, folder) for check in (forked, keys_left, failures, leaves, refusals)}
 
 
 @pytest.fixture(scope="module")
@@ -436,6 +452,10 @@ def test_closing_an_iterator_does_not_wait_for_peers(misused):
 def test_an_iterator_can_be_dropped_in_a_forked_child(misused):
     for found in misused:
         assert found["forked"] == ((0, 0), True)
+
+
+def test_epochs_leave_no_keys_in_the_store(misused):
+    assert [found["keys_left"] for found in misused] == [0, 0]
 
 
 def test_a_silent_peer_is_an_error_within_the_timeout_of_the_process_group(misused):

@@ -21,7 +21,7 @@ import torch.distributed
 
 from gdsdata.collective.shared_errors import packed, ranks_in_words, unpacked
 from gdsdata.errors import EngineClosed, RankLost
-from gdsdata.torch_private import timeout_of_group
+from gdsdata.torch_private import keys_of_gloo, timeout_of_group
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Work
@@ -206,7 +206,16 @@ def _gloo_group(peers: Peers, name: str, is_wanted: Callable[[], bool]) -> Any:
     except RuntimeError as error:
         raise peers.lost(error) from error
     group.set_timeout(timeout)
+    _delete_when_all_are_connected(store, [*keys, *keys_of_gloo(peers.count)], peers.count)
     return group
+
+
+def _delete_when_all_are_connected(store: Any, keys: Sequence[str], count: int) -> None:
+    """Delete the keys of a group, if this process is the last one to connect and the store can."""
+    with contextlib.suppress(RuntimeError):  # the group does not need the store any more
+        if store.add("connected", 1) == count:
+            for key in [*keys, "connected"]:
+                store.delete_key(key)
 
 
 def complete(work: Work, is_wanted: Callable[[], bool]) -> None:
