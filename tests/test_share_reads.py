@@ -271,7 +271,8 @@ def failures(rank, folder):
         np.save(folder / "other.npy", np.zeros((9, 4), np.float64))
     else:
         np.save(folder / "one.npy", np.zeros((9, 4), np.float32))
-    try_it("other dtypes", folder / ("other.npy" if rank else "one.npy"), 3, Npy("row"))
+    try_it("other data", folder / ("other.npy" if rank else "one.npy"), 3, Npy("row"))
+    try_it("other dtypes", folder / "numbers", 4, **{**numbers, **({"fields": Fields()} if rank else {})})
     return found
 
 
@@ -418,6 +419,7 @@ def misused(folder):
         ("decoder", "CorruptData", "cannot be decoded", 0),
         ("nothing left", "NothingLeft", "none of the 4 samples of a batch is left", 0),
         ("other seeds", "ValueError", "differ: seed=0 on rank 0, 1 on rank 1", 0),
+        ("other data", "ValueError", "first_file='one.npy' on rank 0, 'other.npy' on rank 1", 0),
         ("other dtypes", "ValueError", "differ: batches=", 0),
     ],
 )

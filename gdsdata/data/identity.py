@@ -26,6 +26,8 @@ from gdsdata.io.engine import warn_once
 _DIGEST_BYTES = 8
 # A key of a state, and its name in arguments.
 _NAMES = {"samples_per_step": "batch_size * world_size"}
+# These only say in words what differs. All that they mean is in the index.
+_NOT_COMPARED = ("format", "split")
 # These attributes of an index say nothing of its samples. Names and sizes have digests of their
 # own, and copies of files have times of their own. ``files`` (which pyarrow needs to read a table)
 # follows from the rest.
@@ -57,6 +59,11 @@ def identity_of(index: SampleIndex, format: Format, split: tuple[float, float]) 
     }
 
 
+def compared(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of an identity that is equal if and only if the data are."""
+    return {key: value for key, value in identity.items() if key not in _NOT_COMPARED}
+
+
 def refuse_other(state: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Refuse a state that cannot be resumed here.
 
@@ -84,9 +91,7 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         again = f" (their {which} differ)" if said[0] == said[1] else ""
         found.append(f"the files were {said[0]}, and are {said[1]}{again}")
     if then.get("index") != now["index"]:
-        told = [
-            f"{key} was {then.get(key)} and is {now[key]}" for key in ("format", "split") if then.get(key) != now[key]
-        ]
+        told = [f"{key} was {then.get(key)} and is {now[key]}" for key in _NOT_COMPARED if then.get(key) != now[key]]
         if told or not found:
             found += told or ["the samples lie at other places in the files than they did"]
     return found

@@ -119,8 +119,10 @@ class Samples:
         if peers is None:
             return self.source.reader(epoch, owner)
         from gdsdata.data.batches.shared import SharedReader
+        from gdsdata.data.identity import compared
 
-        call = {**self.identity(), "epoch": number, "batch_size": self.settings.batch_size}
+        data = compared(self.identity_of_data())
+        call = {**self.identity(), **data, "epoch": number, "batch_size": self.settings.batch_size}
         part = Share(self.share.rank * peers.count + peers.place, self.share.world_size * peers.count)
         inner = self.source.reader(epoch._replace(share=part), owner)
         return SharedReader(inner, peers, self.settings, call)
