@@ -241,7 +241,10 @@ def test_errors_of_ranks_in_words():
     assert words_of_values([{"a": 1, "b": 2}, {"a": 1, "b": 3}, {"a": 1}]) == (
         "b=2 on rank 0, 3 on rank 1, nothing on rank 2"
     )
-    assert first_error([None, ValueError("a"), ValueError("a")]) == (1, "on ranks 1, 2 of 3 that read together")
+    errors = [None, ValueError("a"), ValueError("a"), ValueError("b")]
+    words = "on ranks 5, 6 of ranks 4-7; rank 7 failed otherwise"
+    assert first_error(errors, [4, 5, 6, 7], "ranks 4-7") == (1, words)
+    assert first_error(errors[1:3], [0, 1], "both") == (0, "")
 
 
 def test_errors_that_cannot_be_pickled_keep_their_text():

@@ -434,7 +434,7 @@ def test_an_error_of_one_peer_is_the_same_error_on_all(misused, case, kind, word
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="errors have no notes before Python 3.11")
 def test_a_note_says_which_rank_had_the_error(misused):
     for found in misused:
-        assert "on rank 1; ranks 0, 1 read each batch together" in found["failures"]["read"][2]
+        assert "on rank 1 of ranks 0, 1, which read each batch together" in found["failures"]["read"][2]
 
 
 def test_a_peer_that_leaves_is_an_error_for_those_that_go_on(misused):

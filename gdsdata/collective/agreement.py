@@ -26,7 +26,7 @@ import numpy as np
 import torch
 import torch.distributed
 
-from gdsdata.collective.shared_errors import first_error, packed, unpacked, words_of_values
+from gdsdata.collective.shared_errors import contents_of_all, error_of_all, words_of_values
 from gdsdata.errors import RankLost
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class Agreement:
 
     Attributes:
         group: of the user.
-        timeout: the same as ``timeout_s``.
+        timeout: ``timeout_s`` as a `timedelta`, which torch takes.
         ranks: the rank in the default group of each rank.
         rank: of this process in the group.
         count: how many ranks there are.
@@ -205,7 +205,7 @@ class Session:
         except BaseException:
             if not self._is_over:
                 self._abandon()
-            self._leave()
+            self._release()
             raise
         return self
 
@@ -231,7 +231,7 @@ class Session:
             self._gathered(Kind.ERROR)
             self._raise_errors(error)
         finally:
-            self._leave()
+            self._release()
 
     def _end(self) -> BaseException | None:
         """Take part in what other ranks still do, and return the error of that.
@@ -249,7 +249,7 @@ class Session:
                 raise
             return error
 
-    def _leave(self) -> None:
+    def _release(self) -> None:
         if self._twin is not None:
             twin, self._twin = self._twin, None
             twin.in_use.release()
@@ -380,9 +380,7 @@ class Session:
 
     def _exchanged(self, content: bytes) -> list[bytes]:
         """Return the bytes of all ranks."""
-        sizes = self._all(torch.tensor([len(content)]))[:, 0].tolist()
-        padded = torch.from_numpy(np.frombuffer(content.ljust(max(sizes), b"\0"), np.uint8).copy())
-        return [row[:size].numpy().tobytes() for row, size in zip(self._all(padded), sizes, strict=True)]
+        return contents_of_all(content, self._all)
 
     def _raise_if_failed(self, headers: np.ndarray) -> None:
         if (headers[:, 0] == Kind.ERROR).any():
@@ -391,13 +389,8 @@ class Session:
     def _raise_errors(self, mine: Exception | None) -> NoReturn:
         """Exchange the errors of all ranks, and raise the first one."""
         self._is_over = True
-        errors = [unpacked(content) for content in self._exchanged(packed(mine))]
-        rank, note = first_error(errors)
-        error = mine if rank == self.rank else errors[rank]
-        assert error is not None
-        if note and hasattr(error, "add_note"):  # since Python 3.11
-            error.add_note(note)
-        raise error
+        together = f"{self.count} that read together"
+        raise error_of_all(mine, self._exchanged, range(self.count), self.rank, together)
 
 
 def node_name() -> str:

@@ -19,13 +19,14 @@ import numpy as np
 import torch
 import torch.distributed
 
-from gdsdata.collective.shared_errors import packed, ranks_in_words, unpacked
+from gdsdata.collective.shared_errors import contents_of_all, error_of_all, ranks_in_words
 from gdsdata.errors import EngineClosed, RankLost
 from gdsdata.torch_private import keys_of_gloo, timeout_of_group
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Work
 
+CLOSED = "the data set's iterator was closed"
 # A wait for the others looks this often whether it is still wanted. Each look costs some 30 us.
 _LOOK_S = 0.05
 # The others are there already when a group is made, so that takes milliseconds.
@@ -123,7 +124,7 @@ class Meeting:
     def __init__(self, peers: Peers, name: str, is_wanted: Callable[[], bool]) -> None:
         self.peers, self.name, self._is_wanted = peers, name, is_wanted
         self._group: Any = None
-        self._is_whole = True  # nothing is under way
+        self._is_idle = True  # no exchange is under way
 
     def numbers(self, mine: np.ndarray) -> np.ndarray:
         """Return the numbers of all: int64 (n,) of each, in rows.
@@ -136,43 +137,33 @@ class Meeting:
 
     def contents(self, mine: bytes) -> list[bytes]:
         """Return the bytes of all. It raises what `numbers` does."""
-        sizes = self.numbers(np.array([len(mine)]))[:, 0].tolist()
-        padded = torch.from_numpy(np.frombuffer(mine.ljust(max(sizes), b"\0"), np.uint8).copy())
-        rows = self._all(padded)
-        return [row[:size].numpy().tobytes() for row, size in zip(rows, sizes, strict=True)]
+        return contents_of_all(mine, self._all)
 
     def error(self, mine: Exception | None) -> Exception:
         """Return the error of the first peer that has one, with a note that has its rank.
 
         All peers call it if one of them has an error.
         """
-        errors = [unpacked(content) for content in self.contents(packed(mine))]
-        errors[self.peers.place] = mine  # itself, with its traceback
-        failed = [place for place, error in enumerate(errors) if error is not None]
-        error = errors[failed[0]]
-        assert error is not None
-        if len(failed) < len(errors) and hasattr(error, "add_note"):  # since Python 3.11
-            had_it = ranks_in_words([self.peers.ranks[place] for place in failed])
-            error.add_note(f"on {had_it}; {self.peers.in_words} read each batch together")
-        return error
+        together = f"{self.peers.in_words}, which read each batch together"
+        return error_of_all(mine, self.contents, self.peers.ranks, self.peers.place, together)
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """Close the connections, so that calls of the others raise `RankLost`."""
         group, self._group = self._group, None
-        if group is not None and not self._is_whole:
+        if group is not None and not self._is_idle:
             _break_off(group, self.peers)
 
     def _all(self, mine: torch.Tensor) -> torch.Tensor:
         if self._group is None:
             self._group = _gloo_group(self.peers, self.name, self._is_wanted)
         found = torch.empty((self.peers.count, *mine.shape), dtype=mine.dtype)
-        self._is_whole = False
+        self._is_idle = False
         try:
             work = self._group.allgather([list(found.unbind(0))], [mine])
             complete(work, self._is_wanted)
         except RuntimeError as error:  # of gloo, which has no type of its own
             raise self.peers.lost(error) from error
-        self._is_whole = True
+        self._is_idle = True
         return found
 
 
@@ -196,7 +187,7 @@ def _gloo_group(peers: Peers, name: str, is_wanted: Callable[[], bool]) -> Any:
     pause_s = 0.001
     while not store.check(keys):  # gloo's own wait could not be ended
         if not is_wanted():
-            raise EngineClosed(_CLOSED)
+            raise EngineClosed(CLOSED)
         if time.monotonic() > until:
             raise peers.lost(f"after {timeout.total_seconds():g} s not all of them had begun the epoch")
         time.sleep(pause_s)
@@ -227,13 +218,10 @@ def complete(work: Work, is_wanted: Callable[[], bool]) -> None:
     """
     while not work.is_completed():
         if not is_wanted():
-            raise EngineClosed(_CLOSED)
+            raise EngineClosed(CLOSED)
         with contextlib.suppress(RuntimeError):  # that it is not completed yet
             work.wait(timedelta(seconds=_LOOK_S))
     work.wait()
-
-
-_CLOSED = "the data set's iterator was closed"
 
 
 def _break_off(group: Any, peers: Peers) -> None:
@@ -269,7 +257,7 @@ class Gathers(ABC):
         """
 
     @abstractmethod
-    def leave(self) -> None:
+    def close(self) -> None:
         """End the use: nothing is under way any more."""
 
 
@@ -296,7 +284,7 @@ class GlooGathers(Gathers):
         if (group := self._group) is not None:
             _break_off(group, self._peers)
 
-    def leave(self) -> None:
+    def close(self) -> None:
         self._group = None
 
 
@@ -338,7 +326,7 @@ class NcclGathers(Gathers):
         assert work is not None  # this process is in the group
         return work
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """Keep the communicator for the next iterator."""
 
     def abort(self) -> None:

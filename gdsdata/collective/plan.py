@@ -168,6 +168,7 @@ def schedule_of(
         tuple(one for one in ranks if kinds.index(kind_of_rank[one]) in members) for members in sets.members
     ]
     sizes = np.diff(cuts)
+    # Segments that several ranks want.
     shared = np.array([len(those) for those in ranks_of_set], np.int64)[sets.of_segment] > 1
     load = {one: int(placed[kinds.index(kind_of_rank[one])].size_alone) for one in ranks}
     of_sets = np.bincount(sets.of_segment, sizes, len(ranks_of_set))
@@ -192,14 +193,14 @@ class _Placed(NamedTuple):
         extent: the places in the wants, in the order of the space.
         begin, size: in the space.
         whole: as in `Wants`.
-        is_shared: false if the ranks read it by themselves.
+        may_share: false if the ranks read it by themselves, whether others want it or not.
     """
 
     extent: np.ndarray
     begin: np.ndarray
     size: np.ndarray
     whole: np.ndarray
-    is_shared: np.ndarray
+    may_share: np.ndarray
 
     @property
     def end(self) -> np.ndarray:
@@ -207,7 +208,7 @@ class _Placed(NamedTuple):
 
     @property
     def size_alone(self) -> int:
-        return int(self.size[~self.is_shared].sum())
+        return int(self.size[~self.may_share].sum())
 
 
 class _Sets(NamedTuple):
@@ -278,15 +279,15 @@ def _without_cut_records(placed: list[_Placed]) -> list[_Placed]:
         found = []
         for one in placed:
             inside = np.searchsorted(cuts, one.end, "left") - np.searchsorted(cuts, one.begin, "right")
-            found.append(one._replace(is_shared=one.is_shared & ~(one.whole & (inside > 0))))
-        if all((a.is_shared == b.is_shared).all() for a, b in zip(placed, found, strict=True)):
+            found.append(one._replace(may_share=one.may_share & ~(one.whole & (inside > 0))))
+        if all((a.may_share == b.may_share).all() for a, b in zip(placed, found, strict=True)):
             return found
         placed = found
 
 
 def _cuts(placed: Sequence[_Placed]) -> np.ndarray:
-    """Return all places at which a shared extent begins or ends, in order."""
-    return np.unique(np.concatenate([part[one.is_shared] for one in placed for part in (one.begin, one.end)]))
+    """Return all places at which an extent that may be shared begins or ends, in order."""
+    return np.unique(np.concatenate([part[one.may_share] for one in placed for part in (one.begin, one.end)]))
 
 
 def _segmented(placed: Sequence[_Placed]) -> tuple[np.ndarray, _Sets]:
@@ -297,11 +298,11 @@ def _segmented(placed: Sequence[_Placed]) -> tuple[np.ndarray, _Sets]:
     whole = np.zeros(count, bool)
     for start in range(0, len(placed), _BITS):
         for shift, one in enumerate(placed[start : start + _BITS]):
-            first = np.searchsorted(cuts, one.begin[one.is_shared])
-            covered = _covered(first, np.searchsorted(cuts, one.end[one.is_shared]), count)
+            first = np.searchsorted(cuts, one.begin[one.may_share])
+            covered = _covered(first, np.searchsorted(cuts, one.end[one.may_share]), count)
             labels |= covered.astype(np.int64) << shift
             bits.append(np.packbits(covered))
-            whole[first[one.whole[one.is_shared]]] = True
+            whole[first[one.whole[one.may_share]]] = True
         found, labels = np.unique(labels, return_inverse=True)
         labels = labels.astype(np.int64) << _BITS
     labels >>= _BITS
@@ -320,11 +321,11 @@ def _covered(first: np.ndarray, last: np.ndarray, count: int) -> np.ndarray:
 
 def _private(mine: _Placed, cuts: np.ndarray, shared: np.ndarray) -> Parts:
     """Return the parts of a rank's extents that it alone reads, joined within an extent."""
-    alone = ~mine.is_shared & (mine.size > 0)
+    alone = ~mine.may_share & (mine.size > 0)
     parts = [Parts(mine.extent[alone], np.zeros(alone.sum(), np.int64), mine.size[alone])]
-    begin, extent = mine.begin[mine.is_shared], mine.extent[mine.is_shared]
+    begin, extent = mine.begin[mine.may_share], mine.extent[mine.may_share]
     if len(begin):
-        first, last = np.searchsorted(cuts, begin), np.searchsorted(cuts, mine.end[mine.is_shared])
+        first, last = np.searchsorted(cuts, begin), np.searchsorted(cuts, mine.end[mine.may_share])
         owner = np.repeat(np.arange(len(begin)), last - first)
         segment = _ranges(first, last)
         keep = ~shared[segment]
@@ -386,7 +387,7 @@ def _pieces(
     sums = np.concatenate([[0], np.cumsum(chunks.size)])
     load = dict(load)
     begun = dict.fromkeys(load, 0)
-    begin, extent = mine.begin[mine.is_shared], mine.extent[mine.is_shared]
+    begin, extent = mine.begin[mine.may_share], mine.extent[mine.may_share]
     pieces = []
     for number, piece in enumerate(sorted(range(len(ends)), key=lambda piece: int(chunks.begin[begins[piece]]))):
         first, last = begins[piece], ends[piece]

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from gdsdata.collective.peers import Gathers, GlooGathers, NcclGathers, Peers, complete
+from gdsdata.collective.peers import CLOSED, Gathers, GlooGathers, NcclGathers, Peers, complete
 from gdsdata.data.batches.ragged import RAGGED_AS
 from gdsdata.data.batches.reader import IndexT, Reader
 from gdsdata.data.batches.settings import BatchSettings
 from gdsdata.data.batches.shared_layout import Gathered
-from gdsdata.data.batches.shared_parts import CLOSED, Agreed, PartsAhead, Planned
+from gdsdata.data.batches.shared_parts import Agreed, PartsAhead, Planned
 from gdsdata.errors import EngineClosed
 from gdsdata.io.memory import MemoryPool
 
@@ -31,13 +31,13 @@ class _Gathering(NamedTuple):
         gathered: how large its parts are.
         wholes: the memory of its tensors.
         works: of the CPU, what is waited for.
-        is_whole: on a GPU, the event behind it.
+        event: on a GPU, behind it.
     """
 
     gathered: Gathered
     wholes: list[torch.Tensor]
     works: list[Work]
-    is_whole: torch.cuda.Event | None
+    event: torch.cuda.Event | None
 
 
 class SharedReader(Reader[IndexT]):
@@ -125,7 +125,7 @@ class SharedReader(Reader[IndexT]):
         try:
             self._begun.append(self._gathering_of(agreed))
         except BaseException:  # as when memory is short
-            self._parts.untake()
+            self._parts.undo_take()
             raise
 
     def _gathering_of(self, agreed: Agreed) -> _Gathering:
@@ -156,9 +156,9 @@ class SharedReader(Reader[IndexT]):
             raise self._parts.error or closed from None
         except RuntimeError as error:  # of gloo, which has no type of its own
             raise self._parts.error or self._peers.lost(error) from error
-        if begun.is_whole is not None:
+        if begun.event is not None:
             stream = torch.cuda.current_stream(self._device)
-            stream.wait_event(begun.is_whole)
+            stream.wait_event(begun.event)
             for whole in begun.wholes:
                 whole.record_stream(stream)
         assert self._parts.layout is not None  # the peers have agreed on it
@@ -197,7 +197,7 @@ class SharedReader(Reader[IndexT]):
         except (EngineClosed, RuntimeError):
             self._gathers.abort()
         self._begun.clear()
-        self._gathers.leave()
+        self._gathers.close()
 
     def statistics(self) -> dict[str, Any]:
         """Return what `GDSDataset.stats` says. Bytes are those that this process has read."""
@@ -213,7 +213,7 @@ class SharedReader(Reader[IndexT]):
         self._parts.stop()
 
     def close(self) -> None:
-        """Drop what is read ahead. The thread takes leave of the peers by itself."""
+        """Drop what is read ahead. The thread notifies the peers by itself."""
         self._parts.close()
 
 

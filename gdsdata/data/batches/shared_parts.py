@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from gdsdata.collective.peers import Meeting, NcclGathers, Peers
+from gdsdata.collective.peers import CLOSED, Meeting, NcclGathers, Peers
 from gdsdata.collective.shared_errors import words_of_values
 from gdsdata.data.batches.reader import Reader
 from gdsdata.data.batches.settings import BatchSettings
@@ -29,10 +29,9 @@ from gdsdata.data.batches.skipped import NothingLeft
 from gdsdata.errors import EngineClosed, RankLost
 from gdsdata.io.program_end import stop_at_exit
 
-CLOSED = "the data set's iterator was closed"
-# When this is closed, the thread takes leave of the peers, for at most so long; when the program
-# ends, for less.
-_LEAVE_S, _LEAVE_AT_EXIT_S = 5.0, 1.0
+# When this is closed, the thread notifies the peers, which may take so long; when the program ends,
+# less.
+_NOTIFY_S, _NOTIFY_AT_EXIT_S = 5.0, 1.0
 
 
 class _Kind(enum.IntEnum):
@@ -116,12 +115,13 @@ class PartsAhead:
         self._device, self._most_ahead = settings.device, settings.prefetch
         self._most_samples = -(-settings.batch_size // peers.count)  # of a part
         self._abort, self._at_end = abort, at_end
-        self._changed = threading.Condition()  # guards the seven below
+        # Guards _planned, _agreed, error, is_lost, _taken, _taken_by_all and _wanted_until.
+        self._changed = threading.Condition()
         self._planned: deque[Planned] = deque()
         self._agreed: deque[Agreed] = deque()
         self.error: Exception | None = None
         self.is_lost = False
-        self._taken, self._most_taken = 0, sys.maxsize  # batches, and those that all peers take
+        self._taken, self._taken_by_all = 0, sys.maxsize  # batches, and those that all peers take
         self._wanted_until = math.inf  # closed if it is finite
         self._inner_in_use = threading.Lock()  # held by the thread while it takes a part
         self._process = os.getpid()
@@ -175,13 +175,13 @@ class PartsAhead:
                 self._changed.wait_for(self._is_settled)
                 self.stalls += 1
                 self.stall_s += time.monotonic() - began
-            if self.is_closed or self.is_lost or not self._agreed or self._taken >= self._most_taken:
+            if self.is_closed or self.is_lost or not self._agreed or self._taken >= self._taken_by_all:
                 return None
             self._taken += 1
             self._changed.notify_all()  # the thread may take another part
             return self._agreed.popleft()
 
-    def untake(self) -> None:
+    def undo_take(self) -> None:
         """Note that this process does not gather the batch that it has taken last."""
         with self._changed:
             self._taken -= 1
@@ -192,22 +192,22 @@ class PartsAhead:
     def stop(self) -> None:
         """End the thread, because the program ends. Does not wait."""
         if not self._is_forked:
-            self._stop(_LEAVE_AT_EXIT_S)
+            self._stop(_NOTIFY_AT_EXIT_S)
 
-    def _stop(self, leave_s: float) -> None:
+    def _stop(self, notify_s: float) -> None:
         with self._changed:
-            self._wanted_until = min(self._wanted_until, time.monotonic() + leave_s)
+            self._wanted_until = min(self._wanted_until, time.monotonic() + notify_s)
             self._changed.notify_all()
         self._inner.stop()
 
     def close(self) -> None:
-        """Close the reader. The thread takes leave of the peers by itself.
+        """Close the reader. The thread notifies the peers by itself.
 
         In a forked child it does nothing: the parent uses the reader and the connections.
         """
         if self._is_forked:
             return
-        self._stop(_LEAVE_S)
+        self._stop(_NOTIFY_S)
         with self._inner_in_use:
             self._inner.close()
 
@@ -228,13 +228,13 @@ class PartsAhead:
             except EngineClosed:
                 if not self.is_closed:
                     raise
-            self._take_leave(meeting)
+            self._notify_peers(meeting)
         except _PeerLeft:
             pass
         except Exception as error:
             self._fail(error)
         finally:
-            meeting.leave()
+            meeting.close()
             with self._changed:
                 self._changed.wait_for(lambda: self.is_closed)
             self._at_end(lambda: time.monotonic() < self._wanted_until)
@@ -305,8 +305,7 @@ class PartsAhead:
             with contextlib.suppress(TypeError):  # it is raised when the part is made
                 layout = Layout.of(batch)
         has_communicator = self._device.type == "cuda" and NcclGathers.has_group(self._peers)
-        said = meeting.contents(pickle.dumps((self._call, has_communicator, layout)))
-        self._note_leave([_Kind.THERE if one else _Kind.LEFT for one in said], [0] * len(said))
+        said = self._contents(meeting, pickle.dumps((self._call, has_communicator, layout)))
         calls, communicators, layouts = zip(*map(pickle.loads, said), strict=True)
         if words := words_of_values(calls):
             raise ValueError(f"{meeting.peers.in_words} read each batch together, and differ: {words}")
@@ -317,17 +316,27 @@ class PartsAhead:
             raise ValueError(f"{meeting.peers.in_words} read each batch together, and differ: {words}")
         return known[0] if known else Layout(())
 
+    def _contents(self, meeting: Meeting, mine: bytes) -> list[bytes]:
+        """Exchange bytes before the layout is known. A peer that takes no more batches has none."""
+        found = meeting.contents(mine)
+        self._note_who_left([_Kind.THERE if one else _Kind.LEFT for one in found], [0] * len(found))
+        return found
+
     def _headers(self, meeting: Meeting, kind: _Kind, check: int, part: Part) -> np.ndarray:
         """Exchange headers: int64, a row of each peer."""
         rows = np.zeros((len(part.rows), self._most_samples), np.int64)
         rows[:, : part.samples] = part.rows
         # When this process has left, it takes no more, so the peers may rely on the number.
         found = meeting.numbers(np.concatenate([[kind, check, part.samples, self._taken], rows.ravel()]))
-        self._note_leave(found[:, 0].tolist(), found[:, 3].tolist())
+        self._note_who_left(found[:, 0].tolist(), found[:, 3].tolist())
         return found
 
-    def _note_leave(self, kinds: list[int], begun: list[int]) -> None:
+    def _note_who_left(self, kinds: list[int], taken: list[int]) -> None:
         """Note which peers take no more batches.
+
+        Args:
+            kinds: of the headers of all peers.
+            taken: how many batches each of them has taken.
 
         Raises:
             _PeerLeft: there are any.
@@ -336,8 +345,8 @@ class PartsAhead:
         if not left:
             return
         with self._changed:
-            self._most_taken = min(begun[place] for place in left)
-            is_stuck = self._taken > self._most_taken
+            self._taken_by_all = min(taken[place] for place in left)
+            is_stuck = self._taken > self._taken_by_all
         self._fail(self._peers.left(left), is_stuck)
         raise _PeerLeft
 
@@ -350,11 +359,10 @@ class PartsAhead:
         if is_lost:
             self._abort()
 
-    def _take_leave(self, meeting: Meeting) -> None:
+    def _notify_peers(self, meeting: Meeting) -> None:
         """Notify the peers that this one takes no more batches."""
         if self.layout is None:
-            said = meeting.contents(b"")
-            self._note_leave([_Kind.THERE if one else _Kind.LEFT for one in said], [0] * len(said))
+            self._contents(meeting, b"")
         else:
             self._headers(meeting, _Kind.LEFT, 0, self.layout.empty_part(self._device))
 
