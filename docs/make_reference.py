@@ -11,7 +11,7 @@ from griffe2md import render_object_docs
 
 DOCS = Path(__file__).resolve().parent
 # Public modules (docs/policies.md): their names are in `__all__`, except for the exceptions.
-MODULES = ("gdsdata", "gdsdata.formats", "gdsdata.decoders", "gdsdata.errors")
+MODULES = ("gdsdata", "gdsdata.formats", "gdsdata.decoders", "gdsdata.safetensors", "gdsdata.errors")
 CONFIG = {"heading_level": 2, "show_root_full_path": False, "show_root_heading": True, "members_order": "source"}
 
 

@@ -2,7 +2,8 @@
 
 `GDSDataset` reads training data, and `Mix` combines several data sets. `save` and `load` are for
 checkpoints, and `GDSStorageWriter` and `GDSStorageReader` for those of
-torch.distributed.checkpoint. `read_tensor` and `write_tensor` move single tensors, `Engine` many.
+torch.distributed.checkpoint. `safetensors` has the functions of the package of that name.
+`read_tensor` and `write_tensor` move single tensors, `Engine` many.
 
 A name of this package is imported when it is first used, so a program loads only what it uses.
 """
@@ -11,7 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for tools that read the code and do not run it
-    from gdsdata import decoders, errors, formats
+    from gdsdata import decoders, errors, formats, safetensors
     from gdsdata.checkpoint import AsyncCheckpointer, install_torch_hooks, load, save, torch_hooks
     from gdsdata.checkpoint.dcp.planner import GDSLoadPlanner, GDSSavePlanner
     from gdsdata.checkpoint.dcp.storage_reader import GDSStorageReader
@@ -52,6 +53,7 @@ __all__ = [
     "profile",
     "read_tensor",
     "record_stream",
+    "safetensors",
     "save",
     "torch_hooks",
     "write_tensor",

@@ -117,6 +117,7 @@ FOLDERS = {
     "bench.data": {"bench.measure"},
     "bench.measure": set(),
     "integrations": EVERYTHING,
+    "safetensors": {"checkpoint"},
     "doctor": {"errors", "io", "storage"},
     "checkpoint": {"collective", "errors", "formats.parsers", "io", "lazy", "observe", "storage", "torch_private"},
     "collective": {"errors", "io", "torch_private"},

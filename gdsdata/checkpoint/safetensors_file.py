@@ -12,9 +12,9 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -44,40 +44,76 @@ def save(tensors: Mapping[str, torch.Tensor], path: str, options: EngineOptions)
             shares memory with another one.
         IoError: the file cannot be written, or the disk is full.
     """
+    _check(tensors)
+    # Tensors with large elements come first, so that each lies at a multiple of its element size.
+    names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
+    tensors_of_header = header_of({name: tensors[name] for name in names})
+
+    def header(checksums: list[int]) -> bytes:
+        said = json.dumps(dict(zip(names, checksums, strict=True)))
+        about = {"__metadata__": {"format": "pt", CHECKSUMS: said}, **tensors_of_header}
+        return json.dumps(about, separators=(",", ":")).encode()
+
+    longest = len(header([2**32 - 1] * len(names)))
+    data_begin = -(-(LENGTH_BYTES + longest) // _PAGE_BYTES) * _PAGE_BYTES
+    write([tensors[name] for name in names], path, data_begin, header, options)
+
+
+def header_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """Return what a header says of tensors that follow each other in this order."""
+    about: dict[str, Any] = {}
+    begin = 0
+    for name, tensor in tensors.items():
+        code, shape = code_of(tensor.dtype), list(tensor.shape)
+        if code in PACKED:
+            shape[-1] *= PACKED[code]
+        about[name] = {"dtype": code, "shape": shape, "data_offsets": [begin, begin + tensor.nbytes]}
+        begin += tensor.nbytes
+    return about
+
+
+def code_of(dtype: torch.dtype) -> str:
+    """Return a dtype's name in the format.
+
+    Raises:
+        KeyError: the format has no such dtype.
+    """
+    return _NAMES[dtype]
+
+
+def write(
+    tensors: Sequence[torch.Tensor],
+    path: str,
+    data_begin: int,
+    header: Callable[[list[int]], bytes],
+    options: EngineOptions,
+) -> None:
+    """Write a file, or an object.
+
+    Args:
+        tensors: plain ones, in the order of the file.
+        path: of the file, or the URL of an object.
+        data_begin: where the first tensor begins in the file, in bytes.
+        header: called with the tensors' checksums. It returns the JSON, which is padded with
+            spaces.
+        options: of the engine.
+
+    Raises:
+        IoError: the file cannot be written, or the disk is full.
+    """
     # So that a first load takes a millisecond less.
     from gdsdata.checkpoint.file_writer import reached
     from gdsdata.checkpoint.writers import writer_of
 
-    _check(tensors)
-    # Tensors with large elements come first, so that each lies at a multiple of its element size.
-    names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
-    # The memory of a conjugate or negative view differs from its values.
-    resolved = [tensors[name].detach().resolve_conj().resolve_neg() for name in names]
-    flat = [reached(bytes_of(one.contiguous())) for one in resolved]
-
-    def header(checksums: list[int]) -> bytes:
-        said = json.dumps(dict(zip(names, checksums, strict=True)))
-        about: dict[str, Any] = {"__metadata__": {"format": "pt", CHECKSUMS: said}}
-        begin = 0
-        for name, one in zip(names, flat, strict=True):
-            tensor = tensors[name]
-            offsets = [begin, begin + one.nbytes]
-            code, shape = _NAMES[tensor.dtype], list(tensor.shape)
-            if code in PACKED:
-                shape[-1] *= PACKED[code]
-            about[name] = {"dtype": code, "shape": shape, "data_offsets": offsets}
-            begin += one.nbytes
-        return json.dumps(about, separators=(",", ":")).encode()
-
-    longest = len(header([2**32 - 1] * len(names)))
-    data_begin = -(-(8 + longest) // _PAGE_BYTES) * _PAGE_BYTES
     extents, end = [], data_begin
-    for one in flat:
-        extents.append((end, one))
-        end += one.nbytes
+    for tensor in tensors:
+        # The memory of a conjugate or negative view differs from its values.
+        resolved = tensor.detach().resolve_conj().resolve_neg()
+        extents.append((end, reached(bytes_of(resolved.contiguous()))))
+        end += extents[-1][1].nbytes
     with writer_of(path, end, options) as writer:
-        text = header(list(writer.write_in_batches(extents))).ljust(data_begin - 8)
-        writer.write_bytes([(0, len(text).to_bytes(8, "little") + text)])
+        text = header(list(writer.write_in_batches(extents))).ljust(data_begin - LENGTH_BYTES)
+        writer.write_bytes([(0, len(text).to_bytes(LENGTH_BYTES, "little") + text)])
         writer.commit()
 
 
@@ -109,7 +145,8 @@ def _check(tensors: Mapping[str, torch.Tensor]) -> None:
     for (device, _, end, name), (next_device, first, _, next_name) in itertools.pairwise(sorted(used)):
         if device == next_device and first < end:
             raise ValueError(
-                f"{name} and {next_name} share memory, which a safetensors file cannot say: {instead}, or clone one"
+                f"{name} and {next_name} share memory, which a safetensors file cannot say: save the model by "
+                f"gdsdata.safetensors.save_model, {instead}, or clone one"
             )
 
 
@@ -165,8 +202,25 @@ def read_index(index: OpenFile) -> dict[str, Stored]:
     return {tensor: headers[name][tensor] for tensor, name in of_tensor.items()}
 
 
+class FileHeader(NamedTuple):
+    """A file's header.
+
+    Attributes:
+        tensors: by name, in the header's order.
+        metadata: strings by name; None: the header has no metadata.
+    """
+
+    tensors: dict[str, Stored]
+    metadata: dict[str, str] | None
+
+
 def read_header(file: OpenFile, begin: int = 0) -> dict[str, Stored]:
-    """Return the tensors of one file in its order.
+    """Return the tensors of one file in its order: see `read_file_header`."""
+    return read_file_header(file, begin).tensors
+
+
+def read_file_header(file: OpenFile, begin: int = 0) -> FileHeader:
+    """Return the header of one file.
 
     Args:
         file: the file.
@@ -180,11 +234,12 @@ def read_header(file: OpenFile, begin: int = 0) -> dict[str, Stored]:
     data_begin = safetensors_header.data_offset(file.read(begin, LENGTH_BYTES), file.path, file.size_bytes, begin)
     text = file.read(begin + LENGTH_BYTES, data_begin - begin - LENGTH_BYTES)
     header = safetensors_header.parse(text, file.path, data_begin, file.size_bytes)
-    checksums = _checksums(header.metadata, file.path)
-    return {
+    checksums = _checksums(header.metadata or {}, file.path)
+    tensors = {
         name: _stored(tensor, Record(file, data_begin + tensor.begin_bytes, tensor.length_bytes, checksums.get(name)))
         for name, tensor in header.tensors.items()
     }
+    return FileHeader(tensors, header.metadata)
 
 
 def _checksums(metadata: Mapping[str, str], path: str) -> dict[str, int]:

@@ -196,6 +196,15 @@ class TensorReader:
         """Have `run` make a call when all bytes are in place."""
         self._afterwards.append(call)
 
+    def begin(self) -> None:
+        """Begin to read what was collected so far. `run` waits for it.
+
+        Stream semantics: as `run`. This thread's current stream counts.
+        """
+        for device, extents in self._by_device.items():
+            self._begun.append(submit_or_call(self._batches, self._reader_of(device, extents)))
+        self._by_device = {}
+
     def cancel(self) -> None:
         """Begin no more reads, and wait for those that have begun."""
         self._batches.shutdown(cancel_futures=True)

@@ -75,12 +75,12 @@ class Header(NamedTuple):
 
     Attributes:
         tensors: by name, in the header's order.
-        metadata: strings by name, as somebody wrote them.
+        metadata: strings by name, as somebody wrote them; None: the header has no metadata.
         data_bytes: of all tensors, which are all that follows the header.
     """
 
     tensors: dict[str, Tensor]
-    metadata: dict[str, str]
+    metadata: dict[str, str] | None
     data_bytes: int
 
 
@@ -155,8 +155,9 @@ def _parse(text: bytes) -> Header:
     if b"\\u" in text:  # half a surrogate pair is no character
         json.dumps(said, ensure_ascii=False).encode()
     metadata = said.pop(_METADATA, None)
-    metadata = {} if metadata is None else metadata
-    if type(metadata) is not dict or not all(type(value) is str for value in metadata.values()):
+    if metadata is not None and (
+        type(metadata) is not dict or not all(type(value) is str for value in metadata.values())
+    ):
         raise ValueError(f"{_METADATA} holds strings by name, and this is {str(metadata)[:80]}")
     tensors = {name: _tensor(name, about) for name, about in said.items()}
     end = 0

@@ -1,0 +1,1 @@
+"""The functions of `safetensors`, on gdsdata's engine. `gdsdata.safetensors` is public."""

@@ -1,0 +1,69 @@
+"""`install`, `uninstall`, `installed`: gdsdata's functions under the names of `safetensors`."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from gdsdata.checkpoint.safetensors.files import load_file, save_file
+from gdsdata.checkpoint.safetensors.opened import safe_open
+from gdsdata.checkpoint.safetensors.stock import stock
+
+_changing = threading.Lock()  # guards what follows, and the names that are replaced
+_users = 0
+
+
+def install() -> None:
+    """Put `safe_open`, `load_file` and `save_file` in the place of those of `safetensors`.
+
+    They are replaced in all modules that have them, under whatever name. So other libraries
+    (transformers, peft, accelerate, diffusers) and `safetensors.torch.load_model` and `save_model`
+    use gdsdata's. `uninstall` undoes one call. This holds for all threads of the process.
+
+    Raises:
+        NotInstalled: the package `safetensors` is not installed.
+    """
+    global _users
+    its = stock("install")
+    with _changing:
+        _users += 1
+        if _users == 1:
+            _replace([(its.safe_open, safe_open), (its.load_file, load_file), (its.save_file, save_file)])
+
+
+def uninstall() -> None:
+    """Undo one `install`. The last one puts the functions of `safetensors` back."""
+    global _users
+    its = stock("uninstall")
+    with _changing:
+        if _users == 0:
+            raise RuntimeError("uninstall() without an install() before")
+        _users -= 1
+        if _users == 0:
+            _replace([(safe_open, its.safe_open), (load_file, its.load_file), (save_file, its.save_file)])
+
+
+@contextlib.contextmanager
+def installed() -> Iterator[None]:
+    """`install` for the time of a ``with`` block. It may be nested."""
+    install()
+    try:
+        yield
+    finally:
+        uninstall()
+
+
+def _replace(pairs: Sequence[tuple[Any, Any]]) -> None:
+    """Replace functions in the names of all modules but gdsdata's own."""
+    instead = {id(old): new for old, new in pairs}
+    for name, module in list(sys.modules.items()):
+        if name == "gdsdata" or name.startswith("gdsdata."):
+            continue
+        names = getattr(module, "__dict__", None)
+        if type(names) is dict:
+            for key, value in list(names.items()):
+                if id(value) in instead:
+                    names[key] = instead[id(value)]

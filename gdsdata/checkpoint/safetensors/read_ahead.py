@@ -1,0 +1,170 @@
+"""`ReadAhead`: the tensors of a file one by one, with those that a loop asks for next."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+from gdsdata.checkpoint.stored import Stored
+from gdsdata.checkpoint.tensor_reader import TensorReader
+from gdsdata.checkpoint.urls import is_url
+from gdsdata.io.options import EngineOptions
+
+# Batches that are read ahead grow to this size. Two of them are in memory.
+# Memory that was just freed is used again, so short batches take less CPU time. A loop over 500 MB
+# in 300 tensors took 0.20 s with 8 MiB, and 0.25 s with 64 MiB (page cache, two cores, 2026-11-26).
+# From the disk, it took 0.42 s and 0.70 s.
+_MOST_BYTES = 8 << 20
+# The same for GPUs and objects, where a batch costs a round trip.
+_MOST_BYTES_FAR = 64 << 20
+_FIRST_BYTES = 4 << 20
+# Threads that share a loop ask for its tensors in nearly the loop's order.
+_NEAR = 8
+
+
+class ReadAhead:
+    """Reads tensors by name. Any thread may call it.
+
+    If names come in a known order, the tensors that follow are read before they are asked for. They
+    take at most 16 MiB, or 128 MiB on a GPU or from a URL. If tensors are longer, they are two.
+    Known orders are those of the names, of the file, and of the names with their numbers counted
+    ("layers.2" before "layers.10").
+
+    Args:
+        tensors: of the file, by name.
+        options: of the engine.
+    """
+
+    def __init__(self, tensors: Mapping[str, Stored], options: EngineOptions) -> None:
+        self._tensors, self._options = tensors, options
+        self._lock = threading.Lock()  # guards everything below
+        self._orders: list[_Order] = []
+        self._last: str | None = None
+        self._ahead: dict[str, tuple[_Batch, torch.Tensor]] = {}
+        self._next_bytes = _FIRST_BYTES
+        self._is_far = any(is_url(stored.record.path) for stored in itertools.islice(tensors.values(), 1))
+
+    def get(self, name: str, device: torch.device) -> torch.Tensor:
+        """Return a tensor of the file in memory of its own.
+
+        Args:
+            name: of the tensor.
+            device: of the result. A tensor that was read ahead for another one is read again.
+
+        Raises:
+            IoError, CorruptData, StallError: as `gdsdata.load`.
+
+        Stream semantics: the bytes are in place when this returns, for every stream.
+        """
+        with self._lock:
+            order = self._order_with(name)
+            batch, tensor = self._ahead.pop(name, (None, None))
+            if batch is None or tensor is None or tensor.device != device:
+                self._ahead.clear()
+                batch = _Batch({name: self._tensors[name]}, device, self._options)
+                tensor = batch.tensors[name]
+                if order is not None:
+                    order.reached = order.places[name] + 1
+            if order is not None:
+                self._read_on(order, name, device)
+        batch.wait()
+        return tensor
+
+    def close(self) -> None:
+        """Drop what was read ahead."""
+        with self._lock:
+            self._ahead.clear()
+
+    def _order_with(self, name: str) -> _Order | None:
+        """Return the order in which the names come; None if they come in none."""
+        last, self._last = self._last, name
+        if last is None:
+            return None
+        if not self._orders:
+            self._orders = list(_orders_of(self._tensors))
+        for order in self._orders:
+            order.note(last, name)
+        best = max(self._orders, key=lambda order: order.hits)
+        return best if best.hits > 0 else None
+
+    def _read_on(self, order: _Order, name: str, device: torch.device) -> None:
+        """Begin the next batch, if less than one is left of those that were begun."""
+        place = order.places[name]
+        for passed in [one for one in self._ahead if order.places[one] < place - _NEAR]:
+            del self._ahead[passed]
+        order.reached = max(order.reached, place + 1)
+        most_bytes = _MOST_BYTES if device.type == "cpu" and not self._is_far else _MOST_BYTES_FAR
+        left = sum(self._tensors[one].size_bytes for one in self._ahead)
+        if self._ahead and left >= self._next_bytes:
+            return
+        chosen: dict[str, Stored] = {}
+        size_bytes = 0
+        while size_bytes < self._next_bytes and order.reached < len(order.names):
+            following = order.names[order.reached]
+            longer = size_bytes + self._tensors[following].size_bytes
+            if chosen and longer > most_bytes:
+                break
+            order.reached += 1
+            if following not in self._ahead:
+                chosen[following], size_bytes = self._tensors[following], longer
+        if chosen:
+            batch = _Batch(chosen, device, self._options)
+            self._ahead.update({one: (batch, tensor) for one, tensor in batch.tensors.items()})
+            self._next_bytes = min(2 * self._next_bytes, most_bytes)
+
+
+class _Batch:
+    """Tensors whose reads began when this was made."""
+
+    def __init__(self, wanted: Mapping[str, Stored], device: torch.device, options: EngineOptions) -> None:
+        self._reader: TensorReader | None = TensorReader(options, verify=False)
+        made = self._reader.tensors({(name,): stored for name, stored in wanted.items()}, device)
+        self.tensors = {str(path[0]): tensor for path, tensor in made.items()}
+        self._lock = threading.Lock()  # one thread at a time ends the reads
+        if len(wanted) > 1:
+            self._reader.begin()
+
+    def wait(self) -> None:
+        """Wait until the tensors have their values. Each call raises the error of the reads."""
+        with self._lock:
+            if self._reader is not None:
+                self._reader.run()
+                self._reader = None
+
+
+class _Order:
+    """One order of the names.
+
+    Attributes:
+        names: in this order.
+        places: of the names.
+        hits: how many names came in this order, without a break.
+        reached: the place of the first name that is not read yet.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = names
+        self.places = {name: place for place, name in enumerate(names)}
+        self.hits = self.reached = 0
+
+    def note(self, last: str, name: str) -> None:
+        step = self.places[name] - self.places[last]
+        self.hits = self.hits + (step > 0) if 0 < abs(step) <= _NEAR else 0
+
+
+def _orders_of(tensors: Mapping[str, Stored]) -> Iterator[_Order]:
+    names = sorted(tensors)
+    yield _Order(names)
+    yield _Order(sorted(tensors, key=lambda name: tensors[name].record.offset))
+    numbered = sorted(names, key=_counted)
+    if numbered != names:
+        yield _Order(numbered)
+
+
+def _counted(name: str) -> list[tuple[int, str]]:
+    """Return a key that sorts by the values of the numbers in a name."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", name)]
