@@ -1,0 +1,199 @@
+"""Models of transformers, read and written by gdsdata's engine. Checked with transformers 5.24."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from transformers import core_model_loading, modeling_utils
+
+from gdsdata.checkpoint.file_writer import sync_folder
+from gdsdata.checkpoint.open_object import read_object
+from gdsdata.checkpoint.safetensors.installed import install, uninstall
+from gdsdata.checkpoint.safetensors.opened import SafeSlice, resolved, safe_open
+from gdsdata.checkpoint.safetensors.planned_load import PlannedLoad
+from gdsdata.checkpoint.urls import is_url, joined, store_and_key
+from gdsdata.io import engine
+from gdsdata.storage.store import ObjectInfo
+
+_FILES_AT_A_TIME = 16
+_CLOCK_STEP_S = 10.0  # a file server's clock may be behind
+# Weights that transformers cannot use beside safetensors, or that it reads by other libraries.
+_OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".gguf", ".npz", ".tflite")
+
+_loading: Any = core_model_loading
+_models: Any = modeling_utils
+_changing = threading.Lock()  # guards what follows, and the functions of transformers that are replaced
+_users = 0
+_stock: dict[str, Any] = {}
+_urls: dict[str, str] = {}  # of the objects that empty files stand for
+_loads: weakref.WeakKeyDictionary[ThreadPoolExecutor, PlannedLoad] = weakref.WeakKeyDictionary()
+
+
+def from_pretrained(
+    auto_class: Any, pretrained_model_name_or_path: str | os.PathLike[str], *args: Any, **kw: Any
+) -> Any:
+    """Call ``auto_class.from_pretrained``, with the weights read by gdsdata's engine.
+
+        model = from_pretrained(AutoModelForCausalLM, "llama/", dtype="auto", device_map="cuda")
+        tokenizer = from_pretrained(AutoTokenizer, "s3://bucket/llama/")
+
+    See `hooks` for what is different. For a URL, the small files of the folder (configuration,
+    tokenizer) are copied to a temporary folder. Weights are read from the objects in ranges, and
+    must be safetensors files.
+
+    Args:
+        auto_class: a class of transformers, such as `AutoModelForCausalLM` or `AutoTokenizer`.
+        pretrained_model_name_or_path: a folder, the URL of one, or a name that transformers knows.
+        args, kw: of ``auto_class.from_pretrained``.
+
+    Raises:
+        FileNotFoundError: a URL has no objects.
+        OSError, ValueError, RuntimeError: those of transformers.
+        IoError, CorruptData: a file of weights cannot be read, or is damaged.
+    """
+    path = os.fspath(pretrained_model_name_or_path)
+    if not is_url(path):
+        with hooks():
+            return auto_class.from_pretrained(path, *args, **kw)
+    url = joined(path, kw.pop("subfolder", "") or "").rstrip("/")
+    with hooks(), _small_files_of(url) as folder:
+        found = auto_class.from_pretrained(folder, *args, **kw)
+    model = found[0] if isinstance(found, tuple) else found
+    for one in (model, getattr(model, "config", model)):
+        if getattr(one, "name_or_path", None) == folder:
+            one.name_or_path = path
+    return found
+
+
+def save_pretrained(model: Any, save_directory: str | os.PathLike[str], **kw: Any) -> Any:
+    """Call ``model.save_pretrained``, with the weights written by gdsdata's engine.
+
+    All files are on storage when this returns. Each file of weights replaces an older one as a
+    whole, but the folder changes file by file. So save into a new folder, and remove the old one
+    afterwards, if a crash must leave one of them whole.
+
+    Args:
+        model: of transformers or peft, or anything else with such a method.
+        save_directory: a folder.
+        kw: of ``model.save_pretrained``.
+
+    Raises:
+        SafetensorError: weights cannot be written (an `IoError` too), or the disk is full.
+        ValueError: ``save_directory`` is a URL.
+
+    Stream semantics: weights on a GPU are read after all work that its current stream has so far.
+    """
+    folder = os.fspath(save_directory)
+    if is_url(folder):
+        raise ValueError(f"{folder}: transformers writes folders: save to one, and upload its files")
+    begun_s = time.time()
+    with hooks():
+        result = model.save_pretrained(folder, **kw)
+    for directory, _, names in os.walk(folder):
+        for name in names:
+            _sync_if_newer(os.path.join(directory, name), begun_s - _CLOCK_STEP_S)
+        sync_folder(directory)
+    sync_folder(os.path.dirname(os.path.abspath(folder)))
+    return result
+
+
+def _sync_if_newer(path: str, than_s: float) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        if os.fstat(descriptor).st_mtime >= than_s:
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def hooks() -> Iterator[None]:
+    """Have transformers, and others that use `safetensors`, work through gdsdata; for ``with``.
+
+        with hooks():
+            model = AutoModelForCausalLM.from_pretrained("llama/", device_map="cuda")
+            model.save_pretrained("copy/")
+
+    This holds for all threads of the process, and may be nested. Models are the same bit for bit,
+    and so are reports and errors about names. transformers still renames, converts, casts, ties
+    and shards. Weights are read in batches of 256 MiB straight to their device. At most four
+    batches are in memory besides the tensors that transformers has taken.
+
+    - On the CPU, weights are read into memory. transformers alone would map the file, and read it
+      when the weights are first used.
+    - Tensors that a rank reads a shard of, and those that are quantized while they are loaded, are
+      read one by one. Weights that transformers offloads to a disk, and files other than
+      safetensors, are read by transformers.
+    """
+    global _users
+    install()
+    try:
+        with _changing:
+            _users += 1
+            if _users == 1:
+                _stock["safe_open"], _stock["spawn"] = _models.safe_open, _loading.spawn_materialize
+                _models.safe_open, _loading.spawn_materialize = _open, _spawn_materialize
+        try:
+            yield
+        finally:
+            with _changing:
+                _users -= 1
+                if _users == 0:
+                    _models.safe_open, _loading.spawn_materialize = _stock.pop("safe_open"), _stock.pop("spawn")
+    finally:
+        uninstall()
+
+
+def _open(filename: str, *args: Any, **kw: Any) -> safe_open:
+    return safe_open(_urls.get(filename, filename), *args, **kw)
+
+
+def _spawn_materialize(
+    thread_pool: ThreadPoolExecutor | None, tensor: Any, device: Any = None, dtype: Any = None, *args: Any, **kw: Any
+) -> Any:
+    """Stand for `transformers.core_model_loading.spawn_materialize`, called for each tensor."""
+    is_sharded = args[:1] != (None,) if args else kw.get("sharding_op") is not None
+    target = resolved("cpu" if device is None else device)
+    if thread_pool is None or is_sharded or not isinstance(tensor, SafeSlice) or not engine.reaches(target):
+        return _stock["spawn"](thread_pool, tensor, device, dtype, *args, **kw)
+    load = _loads.get(thread_pool)  # each load has a pool of its own
+    if load is None:
+        load = _loads[thread_pool] = PlannedLoad()
+    return load.add(tensor, target, dtype)
+
+
+@contextlib.contextmanager
+def _small_files_of(url: str) -> Iterator[str]:
+    """Copy a folder of objects, without its weights, and return the copy.
+
+    Files of safetensors are empty in the copy. `_open` opens their objects instead.
+    """
+    store, prefix = store_and_key(url + "/")
+    found = [one for one in store.list(prefix, "/") if isinstance(one, ObjectInfo) and one.size_bytes > 0]
+    names = [os.path.basename(one.url) for one in found if not one.url.endswith(_OTHER_WEIGHTS)]
+    if not names:
+        raise FileNotFoundError(f"{url}/ has no objects: give the URL of a folder that save_pretrained wrote")
+    with tempfile.TemporaryDirectory(prefix="gdsdata-transformers-") as folder:
+
+        def copy(name: str) -> None:
+            with open(os.path.join(folder, name), "wb") as file:
+                if name.endswith(".safetensors"):
+                    _urls[file.name] = joined(url, name)
+                else:
+                    file.write(read_object(joined(url, name)))
+
+        try:
+            with ThreadPoolExecutor(_FILES_AT_A_TIME) as threads:
+                list(threads.map(copy, names))
+            yield folder
+        finally:
+            for name in names:
+                _urls.pop(os.path.join(folder, name), None)

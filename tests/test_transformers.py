@@ -1,0 +1,305 @@
+"""transformers by gdsdata's engine, beside transformers alone: models, reports, errors, files."""
+
+import os
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from object_server import serving
+
+from gdsdata.checkpoint.safetensors import planned_load
+from gdsdata.errors import CorruptData
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    transformers = pytest.importorskip("transformers", minversion="5.0")
+    from gdsdata.integrations import transformers as ours
+
+transformers.utils.logging.disable_progress_bar()
+transformers.utils.logging.set_verbosity_error()
+
+SMALL = {"vocab_size": 64, "num_attention_heads": 2}
+LLAMA = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 12, "num_key_value_heads": 1, **SMALL}
+KINDS = {
+    "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA)),
+    "gpt2": lambda: transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(vocab_size=64, n_positions=32, n_embd=16, n_layer=2, n_head=2)
+    ),
+    "mixtral": lambda: transformers.MixtralForCausalLM(
+        transformers.MixtralConfig(**LLAMA | {"num_hidden_layers": 2}, num_local_experts=4, num_experts_per_tok=2)
+    ),
+    "t5": lambda: transformers.T5ForConditionalGeneration(
+        transformers.T5Config(
+            vocab_size=64, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2, decoder_start_token_id=0
+        )
+    ),
+}
+WAYS = {
+    "as saved": {},
+    "bfloat16": {"dtype": torch.bfloat16},
+    "auto dtype on the cpu": {"dtype": "auto", "device_map": "cpu"},
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> dict[str, Path]:
+    """Write each model by transformers alone, in one file and in several."""
+    folder = tmp_path_factory.mktemp("models")
+    for kind, make in KINDS.items():
+        torch.manual_seed(0)
+        model = make()
+        model.save_pretrained(folder / kind)
+        model.save_pretrained(folder / f"{kind} in shards", max_shard_size="8KB")
+        assert (folder / f"{kind} in shards" / "model.safetensors.index.json").is_file()
+    return {path.name: path for path in folder.iterdir()}
+
+
+@pytest.fixture
+def added(monkeypatch) -> list[str]:
+    """Note the tensors that the engine was asked for."""
+    noted: list[str] = []
+    add = planned_load.PlannedLoad.add
+    monkeypatch.setattr(
+        planned_load.PlannedLoad, "add", lambda self, one, *others: noted.append(one.name) or add(self, one, *others)
+    )
+    return noted
+
+
+def class_of(kind: str):
+    return transformers.AutoModelForSeq2SeqLM if kind.startswith("t5") else transformers.AutoModelForCausalLM
+
+
+def outputs(model) -> torch.Tensor:
+    ids = torch.arange(10).view(2, 5)
+    with torch.no_grad():
+        return model(input_ids=ids, **({"labels": ids} if model.config.is_encoder_decoder else {})).logits
+
+
+def assert_same_models(one, other) -> None:
+    assert type(one) is type(other)
+    for its, mine in ((one.named_parameters, other.named_parameters), (one.named_buffers, other.named_buffers)):
+        expected, found = dict(its(remove_duplicate=False)), dict(mine(remove_duplicate=False))
+        assert list(found) == list(expected)
+        for name, tensor in expected.items():
+            assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor), name
+        assert ties(found) == ties(expected)
+    configs = [model.config.to_dict() | {"_name_or_path": ""} for model in (one, other)]
+    assert configs[0] == configs[1]
+    assert torch.equal(outputs(one), outputs(other))
+
+
+def ties(tensors: dict[str, torch.Tensor]) -> list[str]:
+    """Return for each name the first one that has its memory."""
+    first: dict[int, str] = {}
+    return [first.setdefault(tensor.data_ptr(), name) for name, tensor in tensors.items()]
+
+
+# ------------------------------------------------------------------------------------------------------------- loading
+
+
+@pytest.mark.parametrize(
+    ("kind", "way"),
+    [*((kind, way) for kind in KINDS for way in WAYS), *((f"{kind} in shards", "as saved") for kind in KINDS)],
+)
+def test_a_model_is_that_of_transformers_bit_for_bit(folders, added, kind, way):
+    expected = class_of(kind).from_pretrained(folders[kind], **WAYS[way])
+    assert not added
+    model = ours.from_pretrained(class_of(kind), folders[kind], **WAYS[way])
+    assert_same_models(expected, model)
+    assert len(added) == len(set(added)) > 10
+
+
+def test_the_hooks_serve_the_stock_call_and_are_gone_afterwards(folders, added):
+    replaced = transformers.modeling_utils, transformers.core_model_loading
+    before = replaced[0].safe_open, replaced[0].safe_save_file, replaced[1].spawn_materialize
+    with ours.hooks(), ours.hooks():
+        model = transformers.GPT2LMHeadModel.from_pretrained(folders["gpt2"])
+    assert added
+    assert model.lm_head.weight is model.transformer.wte.weight
+    with pytest.raises(OSError), ours.hooks():
+        transformers.GPT2LMHeadModel.from_pretrained(folders["gpt2"].parent)
+    assert before == (replaced[0].safe_open, replaced[0].safe_save_file, replaced[1].spawn_materialize)
+
+
+def test_batches_are_read_ahead_within_a_bound(folders, monkeypatch):
+    """Each batch has one tensor here. Experts are merged, so all of a layer are taken at once."""
+    monkeypatch.setattr(planned_load, "_BATCH_BYTES", 1)
+    live, most = set(), []
+    begin, take = planned_load._Batch.begin, planned_load._Batch.take
+
+    def noted_begin(self):
+        live.add(id(self))
+        most.append(len(live))
+        begin(self)
+
+    def noted_take(self, key):
+        live.discard(id(self))
+        return take(self, key)
+
+    monkeypatch.setattr(planned_load._Batch, "begin", noted_begin)
+    monkeypatch.setattr(planned_load._Batch, "take", noted_take)
+    assert_same_models(
+        class_of("llama").from_pretrained(folders["llama"]), ours.from_pretrained(class_of("llama"), folders["llama"])
+    )
+    assert max(most) <= 4
+    model = ours.from_pretrained(class_of("mixtral"), folders["mixtral"])
+    assert_same_models(class_of("mixtral").from_pretrained(folders["mixtral"]), model)
+    assert not live
+
+
+def test_weights_have_memory_of_their_own(folders):
+    model = ours.from_pretrained(class_of("llama"), folders["llama"])
+    for tensor in model.parameters():
+        assert tensor.untyped_storage().nbytes() == tensor.nbytes
+
+
+# -------------------------------------------------------------------------------------------------- reports and errors
+
+
+def altered(folder: Path, to: Path, change) -> Path:
+    """Copy a model, with other weights."""
+    from safetensors.torch import load_file, save_file
+
+    to.mkdir()
+    for path in folder.iterdir():
+        (to / path.name).write_bytes(path.read_bytes())
+    save_file(change(load_file(folder / "model.safetensors")), to / "model.safetensors", {"format": "pt"})
+    return to
+
+
+def test_missing_and_unexpected_names_are_reported_alike(folders, tmp_path):
+    def change(state):
+        state["model.layers.0.other.weight"] = state.pop("model.layers.0.mlp.up_proj.weight")
+        return state
+
+    def stock(*args, **arguments):
+        return class_of("llama").from_pretrained(*args, **arguments)
+
+    def mine(*args, **arguments):
+        return ours.from_pretrained(class_of("llama"), *args, **arguments)
+
+    folder = altered(folders["llama"], tmp_path / "m", change)
+    reports = []
+    for from_pretrained in (stock, mine):
+        torch.manual_seed(1)  # the missing weight is drawn
+        model, report = from_pretrained(folder, output_loading_info=True)
+        reports.append((report, model.model.layers[0].mlp.up_proj.weight))
+    assert reports[0][0] == reports[1][0]
+    assert reports[0][0]["missing_keys"] == {"model.layers.0.mlp.up_proj.weight"}
+    assert torch.equal(reports[0][1], reports[1][1])
+
+
+def of_other_sizes(folders, folder: Path) -> Path:
+    return altered(folders["llama"], folder, lambda state: state | {"model.norm.weight": torch.ones(3)})
+
+
+def without_weights(folders, folder: Path) -> Path:
+    altered(folders["llama"], folder, dict)
+    (folder / "model.safetensors").unlink()
+    return folder
+
+
+def without_a_shard(folders, folder: Path) -> Path:
+    folder.mkdir()
+    for path in folders["llama in shards"].iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    next(folder.glob("model-00002-*")).unlink()
+    return folder
+
+
+@pytest.mark.parametrize("make", [of_other_sizes, without_weights, without_a_shard])
+def test_errors_are_those_of_transformers(folders, tmp_path, make):
+    folder = make(folders, tmp_path / "m")
+    with pytest.raises(Exception) as expected:
+        class_of("llama").from_pretrained(folder)
+    with pytest.raises(type(expected.value)) as found:
+        ours.from_pretrained(class_of("llama"), folder)
+    assert str(found.value) == str(expected.value)
+
+
+def test_damaged_weights_are_an_error_of_safetensors_too(folders, tmp_path):
+    from safetensors import SafetensorError
+
+    folder = altered(folders["llama"], tmp_path / "m", dict)
+    content = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(content[:-5])
+    with pytest.raises(SafetensorError) as error:
+        ours.from_pretrained(class_of("llama"), folder)
+    assert isinstance(error.value, CorruptData)
+
+
+# -------------------------------------------------------------------------------------------------------------- saving
+
+
+@pytest.mark.parametrize(("kind", "size"), [("llama", "8KB"), ("mixtral", "8KB"), ("gpt2", "1GB"), ("t5", "1GB")])
+def test_saved_folders_have_the_files_that_transformers_writes(folders, tmp_path, kind, size):
+    model = class_of(kind).from_pretrained(folders[kind])
+    model.save_pretrained(tmp_path / "its", max_shard_size=size)
+    ours.save_pretrained(model, tmp_path / "mine", max_shard_size=size)
+    its, mine = ({path.name: path.read_bytes() for path in (tmp_path / one).iterdir()} for one in ("its", "mine"))
+    assert mine.keys() == its.keys()
+    assert [name for name in its if mine[name] != its[name]] == []
+    assert_same_models(model, class_of(kind).from_pretrained(tmp_path / "mine"))
+
+
+def test_every_saved_file_and_its_folder_are_synced(folders, tmp_path, monkeypatch):
+    model = class_of("gpt2").from_pretrained(folders["gpt2"])
+    synced, fsync = set(), os.fsync
+    monkeypatch.setattr(os, "fsync", lambda one: synced.add(os.readlink(f"/proc/self/fd/{one}")) or fsync(one))
+    (tmp_path / "older").write_text("not ours")
+    os.utime(tmp_path / "older", (1, 1))
+    ours.save_pretrained(model, tmp_path)
+    names = {path.name for path in tmp_path.iterdir()} - {"older"}
+    assert synced == {str(tmp_path), str(tmp_path.parent), *(str(tmp_path / name) for name in names)}
+
+
+def test_a_url_to_save_to_is_refused_with_a_remedy(folders):
+    model = class_of("gpt2").from_pretrained(folders["gpt2"])
+    with pytest.raises(ValueError, match="upload its files"):
+        ours.save_pretrained(model, "s3://bucket/m")
+
+
+# ---------------------------------------------------------------------------------------------------------- peft, URLs
+
+
+def test_an_adapter_of_peft_is_saved_and_loaded_alike(folders, tmp_path, added):
+    peft = pytest.importorskip("peft")
+
+    def base():
+        return class_of("gpt2").from_pretrained(folders["gpt2"])
+
+    config = peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True, init_lora_weights=False)
+    model = peft.get_peft_model(base(), config)
+    model.save_pretrained(tmp_path / "its")
+    ours.save_pretrained(model, tmp_path / "mine")
+    weights = "adapter_model.safetensors"
+    assert (tmp_path / "mine" / weights).read_bytes() == (tmp_path / "its" / weights).read_bytes()
+    expected = peft.PeftModel.from_pretrained(base(), tmp_path / "its")
+    with ours.hooks():
+        found = peft.PeftModel.from_pretrained(base(), tmp_path / "mine")
+        by_transformers = class_of("gpt2").from_pretrained(tmp_path / "mine")
+    assert torch.equal(outputs(expected), outputs(found))
+    assert torch.equal(outputs(expected), outputs(by_transformers))
+    assert any("lora" in name for name in added)
+
+
+def test_a_folder_at_a_url_is_read_in_ranges(folders, monkeypatch):
+    kind = "llama in shards"
+    expected = class_of(kind).from_pretrained(folders[kind])
+    with serving(monkeypatch) as server:
+        server.put_folder(folders[kind], "runs/m/")
+        server.content["runs/m/pytorch_model.bin"] = b"never read"
+        server.content["runs/m/deeper/model.safetensors"] = b"never read"
+        model = ours.from_pretrained(class_of(kind), server.url("runs/m/"))
+        config = ours.from_pretrained(transformers.AutoConfig, server.url("runs"), subfolder="m")
+        with pytest.raises(FileNotFoundError, match="has no objects"):
+            ours.from_pretrained(class_of(kind), server.url("none"))
+        asked = [key for _, key, _, _ in server.requests]
+    assert model.name_or_path == server.url("runs/m/")
+    assert model.config.name_or_path == model.name_or_path
+    assert_same_models(expected, model)
+    assert config.vocab_size == 64
+    assert not [key for key in asked if key.endswith(".bin") or "deeper" in key]
+    assert not ours._urls
