@@ -1,11 +1,14 @@
 """transformers by gdsdata's engine, beside transformers alone: models, reports, errors, files."""
 
 import os
+import runpy
+import sys
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
+from helpers import REPOSITORY
 from object_server import serving
 
 from gdsdata.checkpoint.safetensors import planned_load
@@ -303,3 +306,13 @@ def test_a_folder_at_a_url_is_read_in_ranges(folders, monkeypatch):
     assert config.vocab_size == 64
     assert not [key for key in asked if key.endswith(".bin") or "deeper" in key]
     assert not ours._urls
+
+
+def test_the_example_trains_saves_and_loads(monkeypatch, capsys):
+    example = REPOSITORY / "examples" / "integrations" / "transformers_llm.py"
+    monkeypatch.setattr(sys, "argv", [str(example), "--steps", "2"])
+    runpy.run_path(str(example), run_name="__main__")
+    printed = capsys.readouterr().out
+    assert "the same parameters: True" in printed
+    assert "model.safetensors" in printed
+    assert printed.endswith("read back as it was trained: True\n")

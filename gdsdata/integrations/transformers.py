@@ -66,7 +66,7 @@ def from_pretrained(
     url = joined(path, kw.pop("subfolder", "") or "").rstrip("/")
     with hooks(), _small_files_of(url) as folder:
         found = auto_class.from_pretrained(folder, *args, **kw)
-    model = found[0] if isinstance(found, tuple) else found
+    model: Any = found[0] if isinstance(found, tuple) else found
     for one in (model, getattr(model, "config", model)):
         if getattr(one, "name_or_path", None) == folder:
             one.name_or_path = path
