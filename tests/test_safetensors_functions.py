@@ -1,5 +1,6 @@
 """`gdsdata.safetensors` beside the package `safetensors`: results, files, errors, read-ahead."""
 
+import errno
 import inspect
 import os
 import stat
@@ -167,7 +168,8 @@ def layers(count: int) -> dict[str, torch.Tensor]:
 
 @pytest.fixture
 def reads(monkeypatch) -> list[list[str]]:
-    """Note the names of each batch of reads, of files of tensors of 256 bytes each."""
+    """Note the names of each batch of the engine, as if nothing were in the page cache."""
+    monkeypatch.setattr(read_ahead, "_SHORT_BYTES", 0)
     monkeypatch.setattr(read_ahead, "_FIRST_BYTES", 1024)
     monkeypatch.setattr(read_ahead, "_MOST_BYTES", 2048)
     noted = []
@@ -253,6 +255,59 @@ def test_threads_share_a_loop(tmp_path, reads):
         for thread in threads:
             thread.join()
     assert not wrong
+
+
+class TestPageCache:
+    @pytest.fixture
+    def batches(self, reads, monkeypatch):
+        monkeypatch.setattr(read_ahead, "_SHORT_BYTES", 256)
+        return reads
+
+    @pytest.fixture
+    def path(self, tmp_path):
+        stock.save_file(layers(5) | {"long": torch.arange(100.0)}, tmp_path / "a")
+        return tmp_path / "a"
+
+    def test_short_tensors_that_it_has_are_read_without_the_engine(self, path, batches):
+        with ours.safe_open(path, "pt") as file:
+            for name, tensor in layers(5).items():
+                assert torch.equal(file.get_tensor(name), tensor)
+            assert batches == []
+            file.get_tensor("long")
+        assert batches == [["long"]]
+
+    @pytest.mark.parametrize("answer", [100, OSError(errno.EAGAIN, ""), OSError(errno.EOPNOTSUPP, "")])
+    def test_what_it_does_not_have_is_read_by_the_engine(self, path, batches, monkeypatch, answer):
+        asked = []
+
+        def preadv(descriptor, buffers, offset, flags):
+            asked.append(flags)
+            if isinstance(answer, OSError):
+                raise answer
+            return answer
+
+        monkeypatch.setattr(os, "preadv", preadv)
+        with ours.safe_open(path, "pt") as file:
+            for name in ("layers.0.a", "layers.3.a", "layers.0.b"):
+                assert torch.equal(file.get_tensor(name), layers(5)[name])
+        assert len(batches) >= 3
+        unknown = isinstance(answer, OSError) and answer.errno == errno.EOPNOTSUPP
+        assert asked == [os.RWF_NOWAIT] * (1 if unknown else len(asked)) and asked
+
+    def test_a_file_that_was_changed_is_corrupt_data(self, path, batches):
+        with ours.safe_open(path, "pt") as file:
+            os.utime(path, (1, 1))
+            with pytest.raises(CorruptData, match="was changed"):
+                file.get_tensor("layers.0.a")
+
+    def test_a_default_device_is_not_used(self, path):
+        with ours.safe_open(path, "pt") as file, torch.device("meta"):
+            assert torch.equal(file.get_tensor("layers.1.a"), layers_on_cpu(5)["layers.1.a"])
+
+
+def layers_on_cpu(count: int) -> dict[str, torch.Tensor]:
+    with torch.device("cpu"):
+        return layers(count)
 
 
 def test_tensors_that_are_read_ahead_share_no_memory(tmp_path):
