@@ -257,6 +257,22 @@ def test_threads_share_a_loop(tmp_path, reads):
     assert not wrong
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("device", [0, "cuda", torch.device("cuda:0")])
+def test_a_loop_reads_to_a_gpu(tmp_path, device):
+    tensors = layers(30)
+    stock.save_file(tensors, tmp_path / "a")
+    with ours.safe_open(tmp_path / "a", "pt", device=device) as file:
+        for name, tensor in file.get_tensors().items():
+            assert tensor.is_cuda and torch.equal(tensor.cpu(), tensors[name])
+        for name in file.keys():  # noqa: SIM118
+            tensor, part = file.get_tensor(name), file.get_slice(name)[3:9]
+            assert tensor.is_cuda and torch.equal(tensor.cpu(), tensors[name])
+            assert part.is_cuda and torch.equal(part.cpu(), tensors[name][3:9])
+    ours.save_file({name: tensor.cuda() for name, tensor in tensors.items()}, tmp_path / "b")
+    assert (tmp_path / "b").read_bytes() == (tmp_path / "a").read_bytes()
+
+
 class TestPageCache:
     @pytest.fixture
     def batches(self, reads, monkeypatch):

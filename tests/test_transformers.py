@@ -114,6 +114,18 @@ def test_a_model_is_that_of_transformers_bit_for_bit(folders, added, kind, way):
     assert len(added) == len(set(added)) > 10
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_on_a_gpu_is_that_of_transformers(folders, added, kind, dtype):
+    how = {"dtype": dtype, "device_map": "cuda"}
+    expected = class_of(kind).from_pretrained(folders[kind], **how)
+    model = ours.from_pretrained(class_of(kind), folders[kind], **how)
+    assert all(parameter.is_cuda for parameter in model.parameters())
+    assert_same_models(expected.cpu(), model.cpu())
+    assert added
+
+
 def test_the_hooks_serve_the_stock_call_and_are_gone_afterwards(folders, added):
     replaced = transformers.modeling_utils, transformers.core_model_loading
     before = replaced[0].safe_open, replaced[0].safe_save_file, replaced[1].spawn_materialize

@@ -14,7 +14,7 @@ from typing import Any
 
 from transformers import core_model_loading, modeling_utils
 
-from gdsdata.checkpoint.file_writer import sync_folder
+from gdsdata.checkpoint.file_writer import make_folder, sync_folder
 from gdsdata.checkpoint.open_object import read_object
 from gdsdata.checkpoint.safetensors.installed import install, uninstall
 from gdsdata.checkpoint.safetensors.opened import SafeSlice, resolved, safe_open
@@ -94,6 +94,8 @@ def save_pretrained(model: Any, save_directory: str | os.PathLike[str], **kw: An
     folder = os.fspath(save_directory)
     if is_url(folder):
         raise ValueError(f"{folder}: transformers writes folders: save to one, and upload its files")
+    if not os.path.exists(folder):
+        make_folder(folder)
     begun_s = time.time()
     with hooks():
         result = model.save_pretrained(folder, **kw)
@@ -106,12 +108,12 @@ def save_pretrained(model: Any, save_directory: str | os.PathLike[str], **kw: An
 
 
 def _sync_if_newer(path: str, than_s: float) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        if os.fstat(descriptor).st_mtime >= than_s:
+    if os.path.isfile(path) and os.stat(path).st_mtime >= than_s:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
             os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 @contextlib.contextmanager
@@ -164,9 +166,7 @@ def _spawn_materialize(
     target = resolved("cpu" if device is None else device)
     if thread_pool is None or is_sharded or not isinstance(tensor, SafeSlice) or not engine.reaches(target):
         return _stock["spawn"](thread_pool, tensor, device, dtype, *args, **kw)
-    load = _loads.get(thread_pool)  # each load has a pool of its own
-    if load is None:
-        load = _loads[thread_pool] = PlannedLoad()
+    load = _loads.setdefault(thread_pool, PlannedLoad())  # each load has a pool of its own
     return load.add(tensor, target, dtype)
 
 
