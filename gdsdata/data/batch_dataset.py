@@ -4,43 +4,11 @@ from __future__ import annotations
 
 import functools
 import pickle
-import sys
 import types
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NoReturn
 
-from torch.utils.data import IterableDataset, default_collate, get_worker_info
-
-from gdsdata.io import engine
-
-# From `iter(dataset)` in a loader's fetcher to the method that is asked, with a subclass's own
-# between them.
-_FRAMES_TO_A_FETCHER = 6
-
-
-def warn_of_stacking(dataset: object) -> None:
-    """Warn once of a DataLoader that has a batch size: it stacks whole batches.
-
-    Call it when ``dataset`` is asked for an iterator. A loader passes nothing to its data set, so
-    this looks for the loader's fetcher among the callers.
-    """
-    worker = get_worker_info()
-    if worker is not None and worker.id > 0:
-        return
-    frame: types.FrameType | None = sys._getframe(1)
-    for _ in range(_FRAMES_TO_A_FETCHER):
-        frame = frame and frame.f_back
-        if frame is None:
-            return
-        if frame.f_code.co_name == "__init__" and "auto_collation" in frame.f_code.co_varnames:
-            told = frame.f_locals
-            is_ours = told.get("dataset") is dataset
-            if is_ours and told["auto_collation"] and told.get("collate_fn") is default_collate:
-                engine.warn_once(
-                    f"the DataLoader around a {type(dataset).__name__} has a batch_size, and stacks whole batches to "
-                    "(batch_size, B, ...): pass batch_size=None to the DataLoader"
-                )
-            return
+from torch.utils.data import IterableDataset
 
 
 class BatchDataset(IterableDataset):

@@ -12,11 +12,12 @@ import torch
 from torch.utils.data import get_worker_info
 
 from gdsdata.data import arguments
-from gdsdata.data.batch_dataset import BatchDataset, warn_of_stacking
+from gdsdata.data.batch_dataset import BatchDataset
 from gdsdata.data.batches.settings import BatchSettings
 from gdsdata.data.groups import Fields, Reading, Sharding, group_of
 from gdsdata.data.indexing import Indexing
 from gdsdata.data.iteration import Iteration
+from gdsdata.data.loaders import refuse_second_share, warn_of_stacking
 from gdsdata.data.progress import Begun, Progress
 from gdsdata.data.ranks import EpochRanks, Ranks, Share
 from gdsdata.data.samples import Samples
@@ -241,7 +242,12 @@ class GDSDataset(BatchDataset):
 
         Directly after `load_state_dict`, the state's own epoch changes nothing, so a resumed loop
         may call this before every epoch too.
+
+        Raises:
+            RuntimeError: a loader of accelerate calls it that would share out the batches of this
+                process's share among the processes once more.
         """
+        refuse_second_share(self, lambda: self.world_size)
         self._progress.go_to(epoch)
 
     def state_dict(self) -> dict[str, Any]:

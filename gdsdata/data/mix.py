@@ -12,8 +12,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from gdsdata.data.batch_dataset import BatchDataset, warn_of_stacking
+from gdsdata.data.batch_dataset import BatchDataset
 from gdsdata.data.dataset import GDSDataset
+from gdsdata.data.loaders import refuse_second_share, warn_of_stacking
 from gdsdata.data.order.permutation import as_array
 from gdsdata.data.progress import Begun, Progress
 from gdsdata.data.ranks import EpochRanks, Ranks, Share
@@ -225,7 +226,9 @@ class Mix(BatchDataset):
 
         Raises:
             ValueError: it is negative, or beyond all counting.
+            RuntimeError: as of a `GDSDataset`.
         """
+        refuse_second_share(self, lambda: max(source.world_size for source in self.sources))
         if not 0 <= epoch <= _LARGEST_POSITION // self._batches:
             raise ValueError(f"epoch={epoch} is not in 0 to {_LARGEST_POSITION // self._batches}")
         self._progress.go_to(epoch)

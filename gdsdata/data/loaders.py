@@ -1,0 +1,95 @@
+"""Loaders around a data set that would change its batches: found among its callers.
+
+A loader passes nothing of itself to its data set. So these functions look at the frames that call
+it, once an epoch.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.utils.data import default_collate, get_worker_info
+
+from gdsdata.io import engine
+
+# From `iter(dataset)` in a loader's fetcher to the method that is asked, with a subclass's own
+# between them.
+_MOST_FRAMES = 6
+
+
+def _callers(frame: types.FrameType | None) -> Iterator[types.FrameType]:
+    """Yield the nearest callers of a frame."""
+    for _ in range(_MOST_FRAMES):
+        frame = frame and frame.f_back
+        if frame is None:
+            return
+        yield frame
+
+
+def warn_of_stacking(dataset: object) -> None:
+    """Warn once of a DataLoader that has a batch size: it stacks whole batches.
+
+    Call it when ``dataset`` is asked for an iterator.
+    """
+    worker = get_worker_info()
+    if worker is not None and worker.id > 0:
+        return
+    for frame in _callers(sys._getframe(1)):
+        if frame.f_code.co_name == "__init__" and "auto_collation" in frame.f_code.co_varnames:  # a loader's fetcher
+            told = frame.f_locals
+            if told.get("dataset") is dataset and told["auto_collation"] and _stacks(told.get("collate_fn")):
+                engine.warn_once(
+                    f"the DataLoader around a {type(dataset).__name__} has a batch_size, and stacks whole batches to "
+                    "(batch_size, B, ...): pass batch_size=None to the DataLoader; for a Trainer of transformers call "
+                    "gdsdata.integrations.hf_trainer.use(trainer)"
+                )
+            return
+
+
+def _stacks(collate: object) -> bool:
+    """Return whether a loader's function stacks: torch's does, and those of transformers do."""
+    collate = getattr(collate, "data_collator", collate)  # the Trainer's own around one leaves out columns
+    module = getattr(collate, "__module__", None) or ""
+    return collate is default_collate or module.startswith("transformers.data.")
+
+
+def refuse_second_share(dataset: object, world_size: Callable[[], int]) -> None:
+    """Refuse a loader of accelerate that would share batches of a share once more.
+
+    ``accelerator.prepare(DataLoader(dataset))`` makes such a loader if there are several processes.
+    Either its first process reads for all, or each takes every n-th batch of what it reads.
+    Call it when ``dataset`` gets an epoch: these loaders set one before each iteration.
+
+    Args:
+        dataset: that gets it.
+        world_size: returns how many processes share its batches already.
+
+    Raises:
+        RuntimeError: such a loader is among the callers.
+    """
+    for frame in _callers(sys._getframe(1)):
+        if frame.f_globals.get("__name__") == "accelerate.data_loader":
+            loader = frame.f_locals.get("self")
+            if _shares(loader) and (world_size() > 1 or _fails(loader)):
+                kind = type(dataset).__name__
+                raise RuntimeError(
+                    f"accelerate's {type(loader).__name__} would share out the batches of this {kind} among the "
+                    "processes, and each process reads only its own share already: batches would be left out. Use "
+                    "gdsdata.integrations.accelerate.prepare(accelerator, dataset) in the place of a prepared "
+                    "DataLoader, and gdsdata.integrations.hf_trainer.use(trainer) for a Trainer of transformers"
+                )
+
+
+def _shares(loader: Any) -> bool:
+    """Return whether a loader gives each of several processes another part of what it reads."""
+    if type(loader).__name__ == "DataLoaderDispatcher":  # its first process reads for all
+        return loader.state.num_processes > 1
+    return type(loader).__name__ == "IterableDatasetShard" and loader.num_processes > 1
+
+
+def _fails(loader: Any) -> bool:
+    """Return whether a loader that shares out batches ends in a TypeError of accelerate."""
+    return type(loader).__name__ == "IterableDatasetShard" and loader.batch_size is None

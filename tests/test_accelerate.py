@@ -1,0 +1,78 @@
+"""A data set in a training loop of accelerate."""
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from gdsdata import GDSDataset, Mix
+from gdsdata.formats import Records
+
+accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
+
+from gdsdata.integrations.accelerate import prepare  # noqa: E402
+
+
+@pytest.fixture
+def read(tmp_path):
+    torch.arange(103, dtype=torch.float32).numpy().tofile(tmp_path / "0.bin")
+    return lambda: GDSDataset(tmp_path / "0.bin", 8, Records("f4", (1,)), device="cpu")
+
+
+@pytest.fixture
+def accelerator():
+    return accelerate.Accelerator(cpu=True, gradient_accumulation_steps=4)
+
+
+def numbers(batch):
+    return batch[:, 0].int().tolist()
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_the_last_batch_of_an_epoch_ends_an_accumulation(read, accelerator, mixed):
+    model = torch.nn.Linear(1, 1)
+    data = prepare(accelerator, Mix([read()]) if mixed else read())
+    for _ in range(2):
+        synced = []
+        for batch in data:
+            with accelerator.accumulate(model):
+                synced.append(accelerator.sync_gradients)
+                gathered = accelerator.gather_for_metrics(batch)
+                assert len(gathered) == len(batch)
+        assert [at for at, is_synced in enumerate(synced, 1) if is_synced] == [4, 8, 12, 13]
+
+
+@pytest.mark.parametrize("taken", [1, 12])
+def test_save_state_and_load_state_keep_the_place(tmp_path, read, accelerator, taken):
+    data = prepare(accelerator, read())
+    assert len(data) == 13
+    whole = [numbers(batch) for batch in data]
+    data.set_epoch(0)
+    batches = iter(data)
+    assert [numbers(next(batches)) for _ in range(taken)] == whole[:taken]
+    accelerator.save_state(tmp_path / "saved")
+    del batches
+    after = accelerate.Accelerator(cpu=True)
+    resumed = prepare(after, read())
+    after.load_state(tmp_path / "saved")
+    rest, is_last = [], []
+    for batch in resumed:
+        rest.append(numbers(batch))
+        is_last.append(after.gradient_state.end_of_dataloader)
+    assert rest == whole[taken:]
+    assert is_last == [False] * (12 - taken) + [True]
+
+
+def test_a_stateful_loader_of_one_process_resumes_too(read):
+    configuration = accelerate.utils.DataLoaderConfiguration(use_stateful_dataloader=True)
+    wrap = accelerate.Accelerator(cpu=True, dataloader_config=configuration).prepare
+    loader = wrap(DataLoader(read(), batch_size=None))
+    batches = iter(loader)
+    before = [numbers(next(batches)) for _ in range(5)]
+    resumed = wrap(DataLoader(read(), batch_size=None))
+    resumed.load_state_dict(loader.state_dict())
+    assert before + [numbers(batch) for batch in resumed] == [numbers(batch) for batch in read()]
+
+
+def test_other_objects_are_refused(read, accelerator):
+    with pytest.raises(TypeError, match=r"not a DataLoader: pass a DataLoader, .* to accelerator.prepare\(\)"):
+        prepare(accelerator, DataLoader(read(), batch_size=None))
