@@ -1,0 +1,159 @@
+"""The same training in the loops of Lightning, transformers and accelerate.
+
+    torchrun --standalone --nproc-per-node=2 tests/integrations_script.py FOLDER [FRAMEWORK ...]
+
+Each function of `TRAINERS` trains on the data set of `write_data` and returns what this rank saw:
+for each batch its numbers and its loss. Each rank runs each framework without a stop, with one in
+the middle of the second epoch, and from there on, and writes FOLDER/rank-R.json.
+"""
+
+import json
+import os
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+
+import gdsdata
+from gdsdata.formats import Records
+
+SAMPLES, STEP = 103, 8  # of all ranks: 13 steps an epoch on one, 12 whole ones and a smaller one on two
+ACCUMULATED = 2  # batches of a step of the optimizer: an epoch's last one has one
+EPOCHS, STOP_AT = 2, 10  # steps of the optimizer: 7 an epoch
+
+
+def write_data(folder):
+    torch.arange(SAMPLES, dtype=torch.float32).numpy().tofile(folder / "0.bin")
+
+
+def read(folder, **arguments):
+    ranks = int(os.environ.get("WORLD_SIZE", 1))
+    return gdsdata.GDSDataset(folder / "0.bin", STEP // ranks, Records("f4", (1,)), device="cpu", **arguments)
+
+
+class Model(torch.nn.Module):
+    """A regression. Its `seen` has the numbers and the loss of each batch."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.layer, self.seen = torch.nn.Linear(1, 1), []
+
+    def forward(self, values):
+        loss = (self.layer(values / 100) - values % 7).square().mean()
+        self.seen.append((values[:, 0].int().tolist(), loss.item()))
+        return {"loss": loss}
+
+
+def with_accelerate(folder, place, stop_at=None, resumes=False):
+    from accelerate import Accelerator
+
+    from gdsdata.integrations import accelerate
+
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=ACCUMULATED)
+    plain = Model()
+    model, optimizer = accelerator.prepare(plain, torch.optim.SGD(plain.parameters(), 0.1))
+    data = accelerate.prepare(accelerator, read(folder))
+    if resumes:
+        accelerator.load_state(place)
+    steps = 0
+    for _ in range(data.state_dict()["epoch"], EPOCHS):
+        for batch in data:
+            with accelerator.accumulate(model):
+                accelerator.backward(model(batch)["loss"])
+                optimizer.step()
+                optimizer.zero_grad()
+            steps += accelerator.sync_gradients
+            if steps == stop_at:
+                accelerator.save_state(place)
+                return plain.seen
+    return plain.seen
+
+
+def with_transformers(folder, place, stop_at=None, resumes=False):
+    import transformers
+
+    from gdsdata.integrations import hf_trainer
+
+    class Stop(transformers.TrainerCallback):
+        def on_step_end(self, arguments, state, control, **_):
+            if state.global_step == stop_at:
+                control.should_save = control.should_training_stop = True
+
+    arguments = transformers.TrainingArguments(
+        str(place),
+        num_train_epochs=EPOCHS,
+        gradient_accumulation_steps=ACCUMULATED,
+        learning_rate=0.1,
+        lr_scheduler_type="constant",
+        save_strategy="no",
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+        logging_strategy="no",
+    )
+    model = Model()
+    trainer = transformers.Trainer(model, arguments, callbacks=[Stop()])
+    hf_trainer.use(trainer, train=read(folder, transform=lambda batch: {"values": batch}))
+    trainer.train(resume_from_checkpoint=resumes)
+    return model.seen
+
+
+def with_lightning(folder, place, stop_at=None, resumes=False):
+    import lightning.pytorch as lightning
+
+    from gdsdata.integrations.lightning import GDSCheckpointIO
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.model = Model()
+
+        def training_step(self, batch, _):
+            return self.model(batch)["loss"]
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    callbacks = [lightning.callbacks.ModelCheckpoint(place, "stopped", every_n_train_steps=stop_at)] if stop_at else []
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        devices=int(os.environ.get("WORLD_SIZE", 1)),
+        max_epochs=EPOCHS,
+        max_steps=stop_at or -1,
+        accumulate_grad_batches=ACCUMULATED,
+        callbacks=callbacks,
+        enable_checkpointing=bool(callbacks),
+        plugins=[GDSCheckpointIO()],
+        default_root_dir=place,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    module = Module()
+    trainer.fit(module, read(folder), ckpt_path=place / "stopped.ckpt" if resumes else None)
+    return module.model.seen
+
+
+TRAINERS = {"accelerate": with_accelerate, "transformers": with_transformers, "lightning": with_lightning}
+
+
+def runs_of(framework, folder, place):
+    """Return what this rank saw in an uninterrupted run, in one until the stop, and after it."""
+    train = TRAINERS[framework]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # workers, loggers and a missing validation
+        return {
+            "whole": train(folder, place / "whole"),
+            "stopped": train(folder, place / "stopped", STOP_AT),
+            "resumed": train(folder, place / "stopped", resumes=True),
+        }
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    results = {name: runs_of(name, folder, folder / name) for name in sys.argv[2:] or TRAINERS}
+    (folder / f"rank-{os.environ['RANK']}.json").write_text(json.dumps(results))
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()

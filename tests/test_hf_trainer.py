@@ -1,0 +1,140 @@
+"""A data set in the Trainer of transformers."""
+
+import contextlib
+
+import integrations_script as script
+import pytest
+import torch
+
+import gdsdata
+from gdsdata.io import engine
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+pytest.importorskip("accelerate", reason="accelerate is not installed")  # a Trainer needs it
+
+from gdsdata.integrations import hf_trainer  # noqa: E402
+
+
+@pytest.fixture
+def folder(tmp_path):
+    script.write_data(tmp_path)
+    return tmp_path
+
+
+def data_of(folder, **arguments):
+    return script.read(folder, transform=lambda batch: {"values": batch}, **arguments)
+
+
+def trainer_of(folder, train=None, evaluate=None, metrics=None, **arguments):
+    """Return a Trainer that saves in `folder` and has a `Model`."""
+    quiet = dict(report_to="none", use_cpu=True, disable_tqdm=True, logging_strategy="no")
+    options = dict(num_train_epochs=1, save_strategy="steps", save_steps=5, lr_scheduler_type="constant")
+    return transformers.Trainer(
+        script.Model(),
+        transformers.TrainingArguments(str(folder / "run"), **{**quiet, **options, **arguments}),
+        train_dataset=train,
+        eval_dataset=evaluate,
+        compute_metrics=metrics,
+    )
+
+
+def batches_of(trainer):
+    return [numbers for numbers, _ in trainer.model.seen]
+
+
+@pytest.fixture
+def trained(folder):
+    """Train an epoch of 13 batches, with checkpoints after 5 and 10 of them and at its end."""
+    trainer = hf_trainer.use(trainer_of(folder), train=data_of(folder))
+    trainer.train()
+    return trainer
+
+
+def test_a_resume_reads_none_of_the_batches_before_it(folder, trained):
+    data = data_of(folder)
+    trainer = hf_trainer.use(trainer_of(folder), train=data)
+    trainer.train(resume_from_checkpoint=str(folder / "run" / "checkpoint-10"))
+    assert batches_of(trainer) == batches_of(trained)[10:]
+    assert data.stats()["batches"] == 3
+
+
+def test_a_run_that_ended_goes_on_with_the_next_epoch(folder, trained):
+    trainer = hf_trainer.use(trainer_of(folder, num_train_epochs=2), train=data_of(folder))
+    trainer.train(resume_from_checkpoint=True)
+    data = data_of(folder)
+    data.set_epoch(1)
+    assert batches_of(trainer) == [batch["values"][:, 0].tolist() for batch in data]
+
+
+def test_ignore_data_skip_begins_the_epoch_again(folder, trained):
+    trainer = hf_trainer.use(trainer_of(folder, ignore_data_skip=True), train=data_of(folder))
+    trainer.train(resume_from_checkpoint=str(folder / "run" / "checkpoint-10"))
+    assert batches_of(trainer)[:3] == batches_of(trained)[:3]
+
+
+def test_a_checkpoint_without_the_data_sets_state_says_what_to_do(folder, trained):
+    (folder / "run" / "checkpoint-10" / hf_trainer.STATE_FILE).unlink()
+    trainer = hf_trainer.use(trainer_of(folder), train=data_of(folder))
+    with pytest.raises(FileNotFoundError, match="gdsdata_dataset.pt is missing: .* ignore_data_skip=True"):
+        trainer.train(resume_from_checkpoint=str(folder / "run" / "checkpoint-10"))
+
+
+def test_a_resume_that_would_continue_elsewhere_is_refused(folder, trained):
+    trainer = hf_trainer.use(trainer_of(folder, gradient_accumulation_steps=2), train=data_of(folder))
+    with pytest.raises(ValueError, match="was at batch 5 of epoch 0, and the Trainer would continue at batch 10"):
+        trainer.train(resume_from_checkpoint=str(folder / "run" / "checkpoint-5"))
+
+
+@pytest.mark.parametrize("checkpoints", [True, False])
+def test_files_of_checkpoints_go_through_gdsdata_unless_told_otherwise(folder, monkeypatch, checkpoints):
+    used = []
+
+    @contextlib.contextmanager
+    def hooks():
+        used.append(True)
+        with gdsdata.torch_hooks():
+            yield
+
+    monkeypatch.setattr(hf_trainer, "torch_hooks", hooks)
+    hf_trainer.use(trainer_of(folder), train=data_of(folder), checkpoints=checkpoints).train()
+    assert used == [True] * checkpoints
+    state = torch.load(folder / "run" / "checkpoint-10" / "optimizer.pt")
+    assert len(state["state"]) == 2
+
+
+def test_an_evaluation_reads_all_of_its_data_set_each_time(folder):
+    evaluate = data_of(folder, shuffle=False)
+    trainer = hf_trainer.use(trainer_of(folder, evaluate=evaluate), train=data_of(folder))
+    expected = [list(range(begin, min(begin + 8, 103))) for begin in range(0, 103, 8)]
+    for _ in range(2):
+        trainer.model.seen.clear()
+        trainer.evaluate()
+        assert batches_of(trainer) == expected
+    trainer.model.seen.clear()
+    trainer.evaluate({"other": evaluate}["other"])
+    assert batches_of(trainer) == expected
+
+
+def test_a_class_of_ones_own_keeps_its_methods(folder):
+    class Mine(transformers.Trainer):
+        def log(self, *arguments):
+            self.logged = True
+
+    trainer = trainer_of(folder, data_of(folder))
+    trainer.__class__ = Mine
+    assert hf_trainer.use(hf_trainer.use(trainer)) is trainer
+    trainer.train()
+    assert trainer.logged and isinstance(trainer, Mine) and type(trainer).__name__ == "Mine"
+    assert len(batches_of(trainer)) == 13
+
+
+def test_other_data_are_refused(folder):
+    with pytest.raises(TypeError, match="must be a GDSDataset or a Mix, and not a list"):
+        hf_trainer.use(trainer_of(folder), train=[1])
+
+
+def test_a_trainer_that_was_not_told_stacks_with_a_warning(folder, monkeypatch):
+    monkeypatch.setattr(engine, "_warned", set())  # other tests may have had the warning
+    trainer = trainer_of(folder, data_of(folder, drop_last=True), max_steps=1)
+    with pytest.warns(RuntimeWarning, match=r"hf_trainer.use\(trainer\)"):
+        trainer.train()

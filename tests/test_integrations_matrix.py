@@ -1,0 +1,52 @@
+"""Each framework resumes in the middle of an epoch with the losses of an uninterrupted run."""
+
+import json
+
+import integrations_script as script
+import pytest
+from helpers import torchrun
+
+FRAMEWORKS = list(script.TRAINERS)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    script.write_data(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def of_two_ranks(folder):
+    """Return what each of two processes saw: one launch for all frameworks."""
+    for name in FRAMEWORKS:
+        pytest.importorskip(name, reason=f"{name} is not installed")
+    code, said = torchrun(2, script.__file__, folder, OMP_NUM_THREADS="1")
+    assert code == 0, said
+    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
+
+
+def numbers(seen, epoch):
+    """Return the samples of an epoch."""
+    return [number for batch, _ in seen[epoch * 13 : (epoch + 1) * 13] for number in batch]
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_one_process_resumes_in_mid_epoch_with_the_same_losses(folder, tmp_path, framework):
+    pytest.importorskip(framework, reason=f"{framework} is not installed")
+    runs = script.runs_of(framework, folder, tmp_path)
+    assert len(runs["stopped"]) == 19  # 13 batches, and 6 of the second epoch
+    assert runs["stopped"] + runs["resumed"] == runs["whole"]
+    first, second = numbers(runs["whole"], 0), numbers(runs["whole"], 1)
+    assert sorted(first) == sorted(second) == list(range(script.SAMPLES)) and first != second
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_two_processes_resume_in_mid_epoch_with_the_same_losses(of_two_ranks, framework):
+    ranks = [seen[framework] for seen in of_two_ranks]
+    for runs in ranks:
+        assert len(runs["stopped"]) == 19
+        assert runs["stopped"] + runs["resumed"] == runs["whole"]
+    for epoch in range(2):
+        together = sum((numbers(runs["whole"], epoch) for runs in ranks), [])
+        assert len(set(together)) == len(together) == script.SAMPLES - 1  # an odd one is left out
