@@ -1,0 +1,153 @@
+"""Checkpoints of Lightning and Fabric, and data sets in both."""
+
+import errno
+import threading
+
+import pytest
+import torch
+from folder_store import FolderStore, install
+from torch.utils.data import DataLoader
+
+from gdsdata import GDSDataset
+from gdsdata.checkpoint.background.save_job import SaveJob
+from gdsdata.errors import IoError
+from gdsdata.formats import Records
+from gdsdata.storage import stores
+
+lightning = pytest.importorskip("lightning", reason="Lightning is not installed")
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # workers, loggers and a missing validation
+
+from lightning.pytorch.plugins.io import AsyncCheckpointIO  # noqa: E402
+
+from gdsdata.integrations.lightning import GDSCheckpointIO  # noqa: E402
+from gdsdata.integrations.lightning_async import AsyncGDSCheckpointIO  # noqa: E402
+
+KINDS = [GDSCheckpointIO, AsyncGDSCheckpointIO, lambda: AsyncCheckpointIO(GDSCheckpointIO())]
+
+
+def state_of(value=1.0):
+    return {"state_dict": {"weight": torch.full((5,), value)}, "epoch": 3, "callbacks": {}}
+
+
+@pytest.fixture
+def data(tmp_path):
+    torch.arange(103, dtype=torch.float32).numpy().tofile(tmp_path / "0.bin")
+    return GDSDataset(tmp_path / "0.bin", 8, Records("f4", (1,)), device="cpu")
+
+
+# ------------------------------------------------------------------------------------------------------- checkpoints
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=["sync", "async", "Lightning's async"])
+def test_a_checkpoint_is_a_file_of_torch(tmp_path, kind):
+    plugin, path = kind(), tmp_path / "new" / "last.ckpt"
+    state = state_of()
+    plugin.save_checkpoint(state, path)
+    state["state_dict"]["weight"].fill_(2)  # what training does next
+    plugin.teardown()
+    for found in (plugin.load_checkpoint(path), torch.load(path)):
+        assert found["epoch"] == 3 and found["callbacks"] == {}
+        assert torch.equal(found["state_dict"]["weight"], torch.ones(5)) or kind is GDSCheckpointIO
+    plugin.remove_checkpoint(path)
+    plugin.teardown()
+    assert not path.exists()
+
+
+def test_what_is_not_there_is_an_error_to_load_and_none_to_remove(tmp_path):
+    plugin = GDSCheckpointIO()
+    plugin.remove_checkpoint(tmp_path / "none.ckpt")
+    with pytest.raises(FileNotFoundError):
+        plugin.load_checkpoint(tmp_path / "none.ckpt")
+    (tmp_path / "sharded").mkdir()
+    (tmp_path / "sharded" / "0.distcp").touch()
+    plugin.remove_checkpoint(tmp_path / "sharded")
+    assert not (tmp_path / "sharded").exists()
+
+
+def test_devices_and_objects_of_a_load_are_as_asked_for(tmp_path):
+    plugin, path = GDSCheckpointIO(), tmp_path / "a.ckpt"
+    plugin.save_checkpoint({**state_of(), "lock": torch.nn.Linear(1, 1)}, f"file://{path}")
+    with pytest.raises(Exception, match="weights_only"):
+        plugin.load_checkpoint(path)
+    assert type(plugin.load_checkpoint(path, weights_only=False)["lock"]) is torch.nn.Linear
+    plugin.save_checkpoint(state_of(), path)
+    for location in ("cpu", torch.device("cpu"), {"cuda:0": "cpu"}, lambda storage, place: storage):
+        assert torch.equal(plugin.load_checkpoint(path, location)["state_dict"]["weight"], torch.ones(5))
+    with pytest.raises(TypeError, match="storage_options"):
+        plugin.save_checkpoint({}, path, storage_options={"key": "x"})
+
+
+@pytest.mark.parametrize("kind", [GDSCheckpointIO, AsyncGDSCheckpointIO])
+def test_a_checkpoint_may_be_an_object(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(stores, "_stores", {})
+    install(FolderStore(tmp_path / "bucket", part_bytes=64 << 10))
+    plugin, url = kind(), "s3://bucket/run/last.ckpt"
+    plugin.save_checkpoint(state_of(), url)
+    assert plugin.load_checkpoint(url)["epoch"] == 3
+    plugin.remove_checkpoint(url)
+    assert not list((tmp_path / "bucket" / "run").iterdir())
+
+
+def test_an_old_checkpoint_stays_if_the_one_after_it_failed(tmp_path, monkeypatch):
+    plugin, old, new = AsyncGDSCheckpointIO("64MiB"), tmp_path / "old.ckpt", tmp_path / "new.ckpt"
+    plugin.save_checkpoint(state_of(), old)
+    assert plugin.load_checkpoint(old)["epoch"] == 3  # waits
+    fails = threading.Event()
+
+    def write(*_):
+        fails.wait(30)
+        raise IoError(errno.ENOSPC, "the disk is full")
+
+    monkeypatch.setattr(SaveJob, "write", write)
+    plugin.save_checkpoint(state_of(), new)
+    plugin.remove_checkpoint(old)
+    fails.set()
+    with pytest.raises(IoError, match="the disk is full"):
+        plugin.teardown()
+    assert old.exists() and not new.exists()
+    plugin.teardown()  # its error was seen
+
+
+# ---------------------------------------------------------------------------------------------------------- training
+
+
+class Module(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+
+    def training_step(self, batch, _):
+        return self.layer(batch).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=1e-9)
+
+
+def test_the_trainer_saves_in_the_background_and_its_bar_has_a_length(tmp_path, data):
+    bar = lightning.pytorch.callbacks.TQDMProgressBar()
+    saves = lightning.pytorch.callbacks.ModelCheckpoint(
+        tmp_path, "{step}", monitor="step", mode="max", every_n_train_steps=4, save_top_k=2
+    )
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        max_epochs=1,
+        callbacks=[bar, saves],
+        plugins=[AsyncGDSCheckpointIO()],
+        logger=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+    )
+    trainer.fit(Module(), data)
+    assert bar.train_progress_bar.total == 13
+    assert sorted(path.name for path in tmp_path.glob("*.ckpt")) == ["step=12.ckpt", "step=8.ckpt"]
+
+
+def test_fabric_takes_a_data_set_in_a_dataloader_and_saves_through_gdsdata(tmp_path, data):
+    fabric = lightning.Fabric(accelerator="cpu", plugins=[GDSCheckpointIO()])
+    fabric.launch()
+    loader = fabric.setup_dataloaders(DataLoader(data, batch_size=None))
+    assert [len(batch) for batch in loader] == [8] * 12 + [7]
+    fabric.save(tmp_path / "fabric.ckpt", {"data": data.state_dict(), "step": 13})
+    found = {"data": None, "step": 0}
+    fabric.load(tmp_path / "fabric.ckpt", found)
+    assert found == {"data": data.state_dict(), "step": 13}
