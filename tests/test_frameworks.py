@@ -116,6 +116,8 @@ import lightning.pytorch as lightning
 from gdsdata import GDSDataset
 from gdsdata.formats import Records
 
+folder = sys.argv[1]
+
 class Module(lightning.LightningModule):
     def __init__(self):
         super().__init__()
@@ -133,10 +135,9 @@ class Module(lightning.LightningModule):
             json.dump(self.seen, file)
 
 if __name__ == "__main__":
-    folder = sys.argv[1]
     dataset = GDSDataset(f"{folder}/0.bin", 4, Records("f4", (1,)), device="cpu")  # one process, when rank 0 makes it
     trainer = lightning.Trainer(
-        accelerator="cpu", devices=2, strategy="ddp", max_epochs=2, logger=False, enable_checkpointing=False,
+        accelerator="cpu", devices=2, strategy=sys.argv[2], max_epochs=2, logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False, default_root_dir=folder,
     )
     trainer.fit(Module(), dataset)
@@ -145,13 +146,19 @@ if __name__ == "__main__":
 
 @pytest.mark.slow  # two processes that import Lightning
 @pytest.mark.timeout(300)
-def test_the_ranks_that_lightning_launches_read_their_shares(lightning, folder):
+@pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn"])
+def test_the_ranks_that_lightning_launches_read_their_shares(lightning, folder, strategy):
     script = folder / "script.py"
     script.write_text(DISTRIBUTED)
     paths = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": paths, "GLOO_SOCKET_IFNAME": "lo"}
     done = subprocess.run(
-        [sys.executable, script, folder], env=environment, capture_output=True, text=True, timeout=240, check=False
+        [sys.executable, script, folder, strategy],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     for rank in range(2):

@@ -161,8 +161,9 @@ def _changed(before: Share, now: Share) -> RuntimeError:
     return RuntimeError(
         f"when this epoch's data set was iterated, or its len() asked for, this process was rank {before.rank} of "
         f"{before.world_size}, and now it is rank {now.rank} of {now.world_size}. The ranks of an epoch do not change. "
-        "Call init_process_group() before len() and iteration, or pass rank= and world_size=; another epoch "
-        "(set_epoch) begins with the ranks of that moment."
+        "Call init_process_group() before len() and iteration, or pass rank= and world_size=. Lightning's fit() makes "
+        "the ranks: there, make the data set in train_dataloader(). Another epoch (set_epoch) begins with the ranks of "
+        "that moment."
     )
 
 
