@@ -1,4 +1,4 @@
-"""The same training in the loops of Lightning, transformers and accelerate.
+"""The same training in the loops of Lightning, Fabric, transformers and accelerate.
 
     torchrun --standalone --nproc-per-node=2 tests/integrations_script.py FOLDER [FRAMEWORK ...]
 
@@ -21,6 +21,7 @@ from gdsdata.formats import Records
 SAMPLES, STEP = 103, 8  # of all ranks: 13 steps an epoch on one, 12 whole ones and a smaller one on two
 ACCUMULATED = 2  # batches of a step of the optimizer: an epoch's last one has one
 EPOCHS, STOP_AT = 2, 10  # steps of the optimizer: 7 an epoch
+STOP_AFTER = 19  # batches: as many as these steps have
 
 
 def write_data(folder):
@@ -136,7 +137,56 @@ def with_lightning(folder, place, stop_at=None, resumes=False):
     return module.model.seen
 
 
-TRAINERS = {"accelerate": with_accelerate, "transformers": with_transformers, "lightning": with_lightning}
+def with_fabric(folder, place, stop_at=None, resumes=False):
+    import lightning
+    from torch.utils.data import DataLoader
+
+    from gdsdata.integrations.lightning import GDSCheckpointIO
+
+    ranks = int(os.environ.get("WORLD_SIZE", 1))
+    fabric = lightning.Fabric(accelerator="cpu", devices=ranks, plugins=[GDSCheckpointIO()])
+    fabric.launch()
+    plain, data = Model(), read(folder)
+    model, optimizer = fabric.setup(plain, torch.optim.SGD(plain.parameters(), 0.1))
+    loader = fabric.setup_dataloaders(DataLoader(data, batch_size=None))
+    state = {"model": model, "optimizer": optimizer, "data": data}
+    if resumes:
+        fabric.load(place / "stopped.ckpt", state)
+    steps = 0
+    for _ in range(data.state_dict()["epoch"], EPOCHS):
+        for batch in loader:
+            fabric.backward(model(batch)["loss"])
+            optimizer.step()
+            optimizer.zero_grad()
+            steps += 1
+            if steps == STOP_AFTER and stop_at:
+                fabric.save(place / "stopped.ckpt", state)
+                return plain.seen
+    return plain.seen
+
+
+def refused_by_accelerate(folder):
+    """Return what accelerate's own loaders say on this rank: their errors, or their numbers."""
+    from accelerate import Accelerator
+    from accelerate.utils import DataLoaderConfiguration
+    from torch.utils.data import DataLoader
+
+    said = []
+    for settings in ({}, {"dispatch_batches": False}, {"use_stateful_dataloader": True}):
+        accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(**settings))
+        try:
+            said.append([batch[:, 0].int().tolist() for batch in accelerator.prepare(DataLoader(read(folder), None))])
+        except RuntimeError as error:
+            said.append(str(error))
+    return said
+
+
+TRAINERS = {
+    "accelerate": with_accelerate,
+    "transformers": with_transformers,
+    "lightning": with_lightning,
+    "fabric": with_fabric,
+}
 
 
 def runs_of(framework, folder, place):
@@ -154,6 +204,7 @@ def runs_of(framework, folder, place):
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     results = {name: runs_of(name, folder, folder / name) for name in sys.argv[2:] or TRAINERS}
+    results["accelerate's own loaders"] = refused_by_accelerate(folder)
     (folder / f"rank-{os.environ['RANK']}.json").write_text(json.dumps(results))
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()

@@ -7,6 +7,12 @@ import pytest
 from helpers import torchrun
 
 FRAMEWORKS = list(script.TRAINERS)
+PACKAGES = {"fabric": "lightning"}  # of frameworks that are not named as theirs
+
+
+def need(framework):
+    package = PACKAGES.get(framework, framework)
+    pytest.importorskip(package, reason=f"{package} is not installed")
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +26,7 @@ def folder(tmp_path_factory):
 def of_two_ranks(folder):
     """Return what each of two processes saw: one launch for all frameworks."""
     for name in FRAMEWORKS:
-        pytest.importorskip(name, reason=f"{name} is not installed")
+        need(name)
     code, said = torchrun(2, script.__file__, folder, OMP_NUM_THREADS="1")
     assert code == 0, said
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
@@ -33,9 +39,9 @@ def numbers(seen, epoch):
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_one_process_resumes_in_mid_epoch_with_the_same_losses(folder, tmp_path, framework):
-    pytest.importorskip(framework, reason=f"{framework} is not installed")
+    need(framework)
     runs = script.runs_of(framework, folder, tmp_path)
-    assert len(runs["stopped"]) == 19  # 13 batches, and 6 of the second epoch
+    assert len(runs["stopped"]) == script.STOP_AFTER  # 13 batches, and 6 of the second epoch
     assert runs["stopped"] + runs["resumed"] == runs["whole"]
     first, second = numbers(runs["whole"], 0), numbers(runs["whole"], 1)
     assert sorted(first) == sorted(second) == list(range(script.SAMPLES)) and first != second
@@ -45,8 +51,14 @@ def test_one_process_resumes_in_mid_epoch_with_the_same_losses(folder, tmp_path,
 def test_two_processes_resume_in_mid_epoch_with_the_same_losses(of_two_ranks, framework):
     ranks = [seen[framework] for seen in of_two_ranks]
     for runs in ranks:
-        assert len(runs["stopped"]) == 19
+        assert len(runs["stopped"]) == script.STOP_AFTER
         assert runs["stopped"] + runs["resumed"] == runs["whole"]
     for epoch in range(2):
         together = sum((numbers(runs["whole"], epoch) for runs in ranks), [])
         assert len(set(together)) == len(together) == script.SAMPLES - 1  # an odd one is left out
+
+
+def test_two_processes_refuse_a_loader_that_accelerate_prepared(of_two_ranks):
+    for seen in of_two_ranks:
+        for said in seen["accelerate's own loaders"]:
+            assert "gdsdata.integrations.accelerate.prepare(accelerator, dataset)" in said
