@@ -128,6 +128,17 @@ def test_a_class_of_ones_own_keeps_its_methods(folder):
     assert len(batches_of(trainer)) == 13
 
 
+def test_a_class_may_derive_from_the_mixin(folder):
+    class Mine(hf_trainer.TrainerMixin, transformers.Trainer):
+        files_through_gdsdata = False
+
+    trainer = trainer_of(folder, data_of(folder))
+    trainer.__class__ = Mine
+    trainer.train()
+    assert type(trainer) is Mine and len(batches_of(trainer)) == 13
+    assert (folder / "run" / "checkpoint-13" / hf_trainer.STATE_FILE).exists()
+
+
 def test_other_data_are_refused(folder):
     with pytest.raises(TypeError, match="must be a GDSDataset or a Mix, and not a list"):
         hf_trainer.use(trainer_of(folder), train=[1])

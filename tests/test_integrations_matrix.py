@@ -1,6 +1,7 @@
 """Each framework resumes in the middle of an epoch with the losses of an uninterrupted run."""
 
 import json
+import warnings
 
 import integrations_script as script
 import pytest
@@ -62,3 +63,14 @@ def test_two_processes_refuse_a_loader_that_accelerate_prepared(of_two_ranks):
     for seen in of_two_ranks:
         for said in seen["accelerate's own loaders"]:
             assert "gdsdata.integrations.accelerate.prepare(accelerator, dataset)" in said
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_one_process_continues_the_global_batches_of_two(of_two_ranks, folder, framework):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the Trainer, about batch sizes
+        alone = script.TRAINERS[framework](folder, folder / framework / "stopped", resumes=True)
+    ranks = [seen[framework]["resumed"] for seen in of_two_ranks]
+    together = [sorted(sum((numbers for numbers, _ in batches), [])) for batches in zip(*ranks, strict=True)]
+    assert [sorted(numbers) for numbers, _ in alone[:-1]] == together[:-1]  # the last one has an odd sample more
+    assert set(alone[-1][0]) > set(together[-1])
