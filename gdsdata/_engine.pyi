@@ -194,7 +194,10 @@ class Endings:
     def close(self) -> None: ...
 
 class Output:
+    @overload
     def __init__(self, path: str, length: int) -> None: ...
+    @overload
+    def __init__(self, descriptor: int, path: str, length: int) -> None: ...
     def write(
         self,
         engine: Engine,

@@ -192,6 +192,11 @@ std::shared_ptr<File> File::open_for_writing(const std::string& path, bool creat
   return std::shared_ptr<File>(new File(path, path, flags, open_buffered(path, flags, WhenTaken::kWait)));
 }
 
+std::shared_ptr<File> File::open_again_for_writing(int descriptor, const std::string& path) {
+  const std::string same = "/proc/self/fd/" + std::to_string(descriptor);
+  return std::shared_ptr<File>(new File(path, same, O_RDWR, open_buffered(same, O_RDWR, WhenTaken::kWait)));
+}
+
 std::shared_ptr<File> File::adopt_for_writing(Descriptor file, std::string path, std::string temporary) {
   return std::shared_ptr<File>(new File(std::move(path), std::move(temporary), O_RDWR, std::move(file)));
 }

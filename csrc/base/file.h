@@ -42,6 +42,9 @@ class alignas(64) File : public std::enable_shared_from_this<File> {
   static std::shared_ptr<File> open_for_reading(const std::string& path, std::optional<FileIdentity> expected = {},
                                                 WhenTaken when_taken = WhenTaken::kWait);
   static std::shared_ptr<File> open_for_writing(const std::string& path, bool create);
+  // The file of an open descriptor, which need not have a name; `path` is for messages. The
+  // descriptor must stay open meanwhile. Throws Failure.
+  static std::shared_ptr<File> open_again_for_writing(int descriptor, const std::string& path);
   // An open, new file that is called `temporary` now and will be called `path`.
   static std::shared_ptr<File> adopt_for_writing(Descriptor file, std::string path, std::string temporary);
 

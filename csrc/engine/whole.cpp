@@ -56,10 +56,16 @@ void write_range(Engine& engine, const std::string& path, uint64_t offset, uint6
   sync_folder_of(path);
 }
 
+Output::Output(int descriptor, const std::string& path, uint64_t length)
+    : file_(File::open_again_for_writing(descriptor, path)) {
+  set_size(*file_, length);
+  preallocate(*file_, length);
+}
+
 std::vector<uint32_t> Output::write(Engine& engine, std::vector<Transfer> transfers, bool with_checksums,
                                     const Caller& caller) {
-  return move(engine, Direction::kWrite, std::make_shared<FileTable>(replacement_.file()), std::move(transfers),
-              with_checksums, caller)
+  return move(engine, Direction::kWrite, std::make_shared<FileTable>(file_), std::move(transfers), with_checksums,
+              caller)
       .checksums;
 }
 

@@ -4,7 +4,9 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/replacement.h"
@@ -43,20 +45,30 @@ std::shared_ptr<Group> group_of_reads(std::shared_ptr<FileTable> files, std::vec
 // mixture of old and new.
 void write_range(Engine& engine, const std::string& path, uint64_t offset, uint64_t length, const Caller& caller);
 
-// A new file that the engine writes; see Replacement. Thread-safe except for commit.
+// A file that the engine writes. Thread-safe except for commit.
 class Output {
  public:
   // All members throw Failure.
-  Output(const std::string& path, uint64_t length) : replacement_(path, length) {}
+  //
+  // A new file; see Replacement.
+  Output(const std::string& path, uint64_t length)
+      : replacement_(std::in_place, path, length), file_(replacement_->file()) {}
+  // An open file, written in place from its beginning on; `path` is for messages. The descriptor
+  // must stay open meanwhile.
+  Output(int descriptor, const std::string& path, uint64_t length);
 
   // Writes each transfer from its memory on the engine's device to its place in the file. Returns
   // the CRC-32 of each if `with_checksums`. The rest of the file is zeros.
   std::vector<uint32_t> write(Engine& engine, std::vector<Transfer> transfers, bool with_checksums,
                               const Caller& caller);
-  void commit() { replacement_.commit(); }
+  // Syncs and renames a new file. Does nothing for a file that is written in place.
+  void commit() {
+    if (replacement_) replacement_->commit();
+  }
 
  private:
-  Replacement replacement_;
+  std::optional<Replacement> replacement_;
+  std::shared_ptr<File> file_;
 };
 
 // Writes a file that consists of these bytes.

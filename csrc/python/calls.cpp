@@ -276,6 +276,11 @@ void bind_calls(py::module_& module) {
              return std::make_unique<Output>(path, length);
            }),
            py::arg("path"), py::arg("length"))
+      .def(py::init([](int descriptor, const std::string& path, uint64_t length) {
+             const WithoutGil nogil;
+             return std::make_unique<Output>(descriptor, path, length);
+           }),
+           py::arg("descriptor"), py::arg("path"), py::arg("length"))
       .def(
           "write",
           [](Output& output, Engine& engine, const Array<int64_t>& offset, const Array<int64_t>& length,

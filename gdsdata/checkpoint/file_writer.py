@@ -55,13 +55,18 @@ class FileWriter:
         path: the file's name.
         size_bytes: the size that the file will have.
         options: of the engine.
+        descriptor: of an open file, which is written in place; ``path`` is for messages. None: a
+            new file.
 
     Raises:
         IoError: the file cannot be created, or the disk is full.
     """
 
-    def __init__(self, path: str, size_bytes: int, options: EngineOptions) -> None:
-        self._output = engine.Output(path, size_bytes)
+    def __init__(self, path: str, size_bytes: int, options: EngineOptions, descriptor: int | None = None) -> None:
+        if descriptor is None:
+            self._output = engine.Output(path, size_bytes)
+        else:
+            self._output = engine.Output(descriptor, path, size_bytes)
         self._size_bytes, self._options = size_bytes, options
         self._pages = PartialPages()  # to be written later
         self._long: list[Extent] = []  # whole pages of `write_bytes`, written by `commit`
