@@ -90,16 +90,39 @@ def storage_types() -> Mapping[torch.dtype, str]:
 
 # --- torch.save and torch.load ----------------------------------------------------------------------------------------
 
-# The last arguments of `torch.save`, in order, and their defaults.
-_SAVE_DEFAULTS = {"_use_new_zipfile_serialization": True, "_disable_byteorder_record": False}
+# The functions of `torch.serialization` that torch.save and torch.load look up whenever they are
+# called, whatever names a program has for those two. Their arguments:
+OPEN_ZIP_WRITER = "_open_zipfile_writer"  # (path or file object) -> context manager of the writer
+SAVE_ZIP = "_save"  # (object, writer, pickle module, pickle protocol, without byte order)
+SAVE_LEGACY = "_legacy_save"  # (object, file object, pickle module, pickle protocol)
+OPEN_ZIP_READER = "_open_zipfile_reader"  # (open file) -> context manager of the reader
+LOAD_ZIP = "_load"  # (reader, map_location, pickle module, record, mapped file, *, weights_only)
+LOAD_LEGACY = "_legacy_load"  # (open file, map_location, pickle module, *, weights_only)
+SAVE_SEAMS = (OPEN_ZIP_WRITER, SAVE_ZIP, SAVE_LEGACY)
+LOAD_SEAMS = (OPEN_ZIP_READER, LOAD_ZIP, LOAD_LEGACY)
+PICKLE_RECORD = "data.pkl"  # the default of `LOAD_ZIP`
 
 
-def writes_usual_zip(*arguments: Any, **named: Any) -> bool:
-    """Return whether these last arguments of `torch.save` do not change the file."""
-    if len(arguments) > len(_SAVE_DEFAULTS):
-        return False
-    given = dict(zip(_SAVE_DEFAULTS, arguments, strict=False)) | named
-    return all(name in _SAVE_DEFAULTS and bool(value) is _SAVE_DEFAULTS[name] for name, value in given.items())
+def serialization_seams() -> Mapping[str, Callable[..., Any]]:
+    """Return the functions of `SAVE_SEAMS` and `LOAD_SEAMS` by name, as far as torch has them."""
+    names = (*SAVE_SEAMS, *LOAD_SEAMS)
+    return {name: getattr(torch.serialization, name) for name in names if hasattr(torch.serialization, name)}
+
+
+def weights_only_pickle_module() -> ModuleType:
+    """Return the pickle module that `LOAD_ZIP` gets for ``weights_only=True``."""
+    from torch import _weights_only_unpickler
+
+    return _weights_only_unpickler
+
+
+# Moves a storage to where torch.load puts it without a ``map_location``. Public, but not typed.
+restored: Callable[[torch.UntypedStorage, str], torch.UntypedStorage] = torch.serialization.default_restore_location
+
+
+def check_is_storage(storage: object, dtype: torch.dtype) -> None:
+    """Raise what torch.load raises if a ``map_location`` function returns no storage."""
+    torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)  # type: ignore[no-untyped-call]
 
 
 def moves_no_values() -> bool:
@@ -131,6 +154,19 @@ def dcp_storage_utils() -> ModuleType:
     from torch.distributed.checkpoint import _storage_utils
 
     return _storage_utils
+
+
+def dcp_async_executors() -> tuple[Any, Any]:
+    """Return the classes whose `execute_save` begins an `async_save`: in a process, in a thread."""
+    from torch.distributed.checkpoint._async_process_executor import _ProcessBasedAsyncCheckpointExecutor
+    from torch.distributed.checkpoint._async_thread_executor import _ThreadBasedAsyncCheckpointExecutor
+
+    return _ProcessBasedAsyncCheckpointExecutor, _ThreadBasedAsyncCheckpointExecutor
+
+
+def saves_in_process(executor: type) -> bool:
+    """Return whether a class of `dcp_async_executors` saves in a process of its own."""
+    return executor is dcp_async_executors()[0]
 
 
 def dcp_storage_info() -> type:

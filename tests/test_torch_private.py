@@ -1,5 +1,6 @@
 """`torch_private`: the arguments of torch.save, and the warning of an unchecked torch."""
 
+import inspect
 import re
 import warnings
 
@@ -60,18 +61,18 @@ import gdsdata.checkpoint.background.checkpointer
     assert run_script(script) == (0, "", "")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named", "expected"),
-    [
-        ((), {}, True),
-        ((True, False), {}, True),
-        ((False,), {}, False),
-        ((True, True), {}, False),
-        ((True, False, 1), {}, False),
-        ((), {"_use_new_zipfile_serialization": False}, False),
-        ((), {"_disable_byteorder_record": True}, False),
-        ((), {"a_newer_argument": None}, False),
-    ],
-)
-def test_arguments_of_torch_save_that_change_the_file_are_recognized(arguments, named, expected):
-    assert torch_private.writes_usual_zip(*arguments, **named) is expected
+def names_in(function) -> set[str]:
+    return set(inspect.unwrap(function).__code__.co_names)
+
+
+def test_torch_save_and_load_look_up_the_functions_that_hooks_replace():
+    names = {*torch_private.SAVE_SEAMS, *torch_private.LOAD_SEAMS}
+    assert torch_private.serialization_seams().keys() == names
+    assert names_in(torch.save) >= {*torch_private.SAVE_SEAMS} and names_in(torch.load) >= {*torch_private.LOAD_SEAMS}
+    assert torch.save.__globals__ is torch.load.__globals__ is vars(torch.serialization)
+    load = inspect.signature(torch_private.serialization_seams()[torch_private.LOAD_ZIP])
+    given = ["zip_file", "map_location", "pickle_module", "pickle_file", "overall_storage", "weights_only"]
+    assert list(load.parameters) == [*given, "pickle_load_args"]
+    assert load.parameters["pickle_file"].default == torch_private.PICKLE_RECORD
+    save = inspect.signature(torch_private.serialization_seams()[torch_private.SAVE_ZIP])
+    assert list(save.parameters) == ["obj", "zip_file", "pickle_module", "pickle_protocol", "_disable_byteorder_record"]

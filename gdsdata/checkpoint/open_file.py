@@ -8,6 +8,7 @@ The name may be replaced meanwhile.
 from __future__ import annotations
 
 import errno
+import io
 import os
 import resource
 import sys
@@ -104,7 +105,7 @@ class OpenFile:
 
         It shares its position with other readers.
         """
-        reader = os.fdopen(os.dup(self.file().descriptor), "rb")
+        reader = _Reader(io.FileIO(os.dup(self.file().descriptor), "rb"))
         reader.seek(0)
         return reader
 
@@ -135,6 +136,10 @@ class OpenFile:
                 0,
                 now[0],
             )
+
+
+class _Reader(io.BufferedReader):
+    """A file object of gdsdata's own, so that `torch_hooks` leaves it to torch."""
 
 
 def table_of(files: Sequence[OpenFile]) -> Any:

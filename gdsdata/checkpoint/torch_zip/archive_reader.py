@@ -91,7 +91,7 @@ class _Storages:
                 self._made[saved.key] = saved, tensor
                 self._reader.bytes_into(tensor, stored.record, 0, f"storage {saved.key}")
                 return tensor.requires_grad_() if requires_grad else tensor
-        return _rebuilt(self._storage(saved), stored, requires_grad)
+        return rebuilt(self._storage(saved), stored, requires_grad)
 
     def all_of_archive(self) -> list[torch.UntypedStorage]:
         """Return ``archive.storages``.
@@ -197,12 +197,13 @@ def _unpickle_plain(archive: Archive, storages: Sequence[torch.UntypedStorage]) 
     by_key = {saved.key: storage for saved, storage in zip(archive.storages, storages, strict=True)}
 
     def rebuild(saved: SavedStorage, stored: Stored, requires_grad: bool) -> torch.Tensor:
-        return _rebuilt(by_key[saved.key], stored, requires_grad)
+        return rebuilt(by_key[saved.key], stored, requires_grad)
 
     return unpickle_plain(archive.pickled, archive.record_of, rebuild, torch.nn.Parameter)
 
 
-def _rebuilt(storage: torch.UntypedStorage, stored: Stored, requires_grad: bool) -> torch.Tensor:
+def rebuilt(storage: torch.UntypedStorage, stored: Stored, requires_grad: bool) -> torch.Tensor:
+    """Return a tensor on a storage, as torch makes it."""
     empty = torch.empty(0, dtype=stored.dtype, device=storage.device)
     first = stored.offset // stored.dtype.itemsize
     return empty.set_(storage, first, stored.shape, stored.stride).requires_grad_(requires_grad)

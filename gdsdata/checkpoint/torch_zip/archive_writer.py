@@ -5,7 +5,7 @@ They are laid out before the first byte is written.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from gdsdata.checkpoint.torch_zip import torch_config
 from gdsdata.checkpoint.torch_zip.gathering import IMAGE_BYTES, SHORT_BYTES, gathered
 from gdsdata.checkpoint.torch_zip.pickling import Pickled, pickle_with_storages
 from gdsdata.checkpoint.torch_zip.state_layout import Checksums, StateLayout
-from gdsdata.checkpoint.writers import writer_of
+from gdsdata.checkpoint.writers import Writer, writer_of
 from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
 
@@ -33,6 +33,16 @@ def save(value: Any, path: str, options: EngineOptions) -> None:
             cannot express.
         IoError: the file or object cannot be written, or the disk is full.
         pickle.PicklingError, TypeError, AttributeError: a value cannot be pickled.
+    """
+    write(value, lambda size_bytes: writer_of(path, size_bytes, options))
+
+
+def write(value: Any, writer_for: Callable[[int], Writer]) -> int:
+    """Do as `save` does, and return the archive's size in bytes.
+
+    Args:
+        value: the value.
+        writer_for: returns the writer of a file of so many bytes.
     """
     pickled = pickle_with_storages(value)
     storages = pickled.storages
@@ -48,7 +58,7 @@ def save(value: Any, path: str, options: EngineOptions) -> None:
             else:
                 yield one.begin, reached(bytes_of_storage(storages[one.first]))
 
-    with writer_of(path, layout.end, options) as writer:
+    with writer_for(layout.end) as writer:
         writer.write_bytes(layout.contents())
         places = [(one.begin, one.end - one.begin) for one in stretches]
         with closing(writer.write_in_batches(extents(), places)) as written:
@@ -58,6 +68,7 @@ def save(value: Any, path: str, options: EngineOptions) -> None:
                     writer.write_bytes([layout.header(one.first, crc32)])
         writer.write_bytes([layout.directory(checksums)])
         writer.commit()
+    return layout.end
 
 
 class _Stretch(NamedTuple):

@@ -17,7 +17,7 @@ from gdsdata.checkpoint.open_file import OpenFile
 from gdsdata.checkpoint.torch_zip.unpickling import SavedStorage
 from gdsdata.errors import CorruptData
 
-# Where torch.load puts a file's storages. It also takes functions, which gdsdata leaves to torch.
+# Where torch.load puts a file's storages. It also takes functions: see `mapped_storages`.
 MapLocation = str | torch.device | dict[str, str] | None
 
 
@@ -42,7 +42,29 @@ def unpickle_by_torch(
         pickle.UnpicklingError: ``weights_only`` forbids something in the pickle.
         CorruptData: the pickle asks for other storages.
     """
-    locations = _Locations(map_location, _Supply(file.path, saved, storages))
+    return _unpickled(file, _Locations(map_location, _Supply(file.path, saved, storages)), weights_only)
+
+
+def unpickle_by_torch_with(file: OpenFile, function: Callable[[Any, str], Any], weights_only: bool | None) -> Any:
+    """Return what torch.load returns for a file, on storages that a function returns.
+
+    Args:
+        file: a file that torch.save wrote.
+        function: a ``map_location``. It gets each storage before torch has read it.
+        weights_only: as in `torch.load`.
+
+    Raises:
+        pickle.UnpicklingError: ``weights_only`` forbids something in the pickle.
+    """
+    return _unpickled(file, _OwnFunction(function), weights_only)
+
+
+def is_own(map_location: Any) -> bool:
+    """Return whether this module calls torch with this ``map_location``."""
+    return isinstance(map_location, (_Locations, _OwnFunction))
+
+
+def _unpickled(file: OpenFile, locations: Any, weights_only: bool | None) -> Any:
     with file.reader() as reader:
         # torch refuses a pickle_module if the environment forbids weights_only=False.
         if weights_only is False and "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ:
@@ -63,6 +85,16 @@ class _Supply:
         if saved is None or storage is None or (saved.location, saved.size_bytes) != (location, made_by_torch.nbytes()):
             raise CorruptData(f"'{self._path}': its pickle asks for other storages than it names", self._path)
         return storage
+
+
+class _OwnFunction:
+    """A function as ``map_location``."""
+
+    def __init__(self, function: Callable[[Any, str], Any]) -> None:
+        self._function = function
+
+    def __call__(self, storage: Any, location: str) -> Any:
+        return self._function(storage, location)
 
 
 class _Location(str):
