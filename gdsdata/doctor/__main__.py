@@ -1,13 +1,15 @@
-"""``python -m gdsdata.doctor [PATH or URL] [--test] [--require gds] [--json]``."""
+"""``python -m gdsdata.doctor [PATH or URL] [--test] [--require gds] [--frameworks] [--json]``."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import sys
+from dataclasses import asdict
 
-from gdsdata.doctor import REQUIREMENTS, diagnose, locate, this_host, transfers, works
+from gdsdata.doctor import REQUIREMENTS, diagnose, frameworks, locate, this_host, transfers, works
 from gdsdata.doctor.evidence import ThisHost
 from gdsdata.doctor.report import as_json, as_text
 from gdsdata.doctor.url_checks import shown
@@ -37,7 +39,15 @@ def main(arguments: list[str] | None = None, host: ThisHost | None = None) -> in
     parser.add_argument(
         "--record", metavar="FOLDER", help="write the evidence to a new folder, so that others can look at it"
     )
+    parser.add_argument(
+        "--frameworks",
+        action="store_true",
+        help="show which frameworks are installed, and how each uses gdsdata; PATH is not looked at",
+    )
     given = parser.parse_args(arguments)
+    if given.frameworks:
+        print(_frameworks_as_json() if given.json else frameworks.as_text(frameworks.installed()))
+        return 0
     host = host or this_host()
     host.pid = given.pid
     try:
@@ -73,6 +83,11 @@ def main(arguments: list[str] | None = None, host: ThisHost | None = None) -> in
         print(as_text(findings, rows, max(60, shutil.get_terminal_size((120, 24)).columns)))
         print(f"{'works' if good else 'does not work'}: '{name}', as asked for by --require {given.require}")
     return 0 if good else 1
+
+
+def _frameworks_as_json() -> str:
+    found = [asdict(one) for one in frameworks.installed()]
+    return json.dumps({"frameworks": found, "hooks": frameworks.hooks_are_installed()}, indent=1)
 
 
 def run() -> None:

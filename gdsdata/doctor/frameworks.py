@@ -1,0 +1,139 @@
+"""The frameworks that are installed, and how each of them uses gdsdata.
+
+``python -m gdsdata.doctor --frameworks``. No framework is imported.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+Minor = tuple[int, int]  # the first two numbers of a version
+
+_PACKAGE = __name__.partition(".")[0]
+_HOOKS = "torch_hooks"
+
+
+@dataclass(frozen=True)
+class Framework:
+    """A framework, and the versions that the tests ran with.
+
+    Attributes:
+        names: its distribution, and others that have the same modules.
+        oldest, newest: the tested versions; None: none was.
+        adapters: modules of this package that fit it, or the function that does. The first one that
+            is there is named.
+    """
+
+    names: tuple[str, ...]
+    oldest: Minor | None
+    newest: Minor | None
+    adapters: tuple[str, ...]
+
+
+# tests/test_doctor_frameworks.py compares the versions that are installed with it.
+FRAMEWORKS = (
+    Framework(("torch",), (2, 11), (2, 15), (_HOOKS,)),  # `torch_private.CHECKED`
+    Framework(("safetensors",), (0, 8), (0, 8), ("safetensors", "load")),
+    Framework(("transformers",), (5, 24), (5, 24), ("integrations.transformers", _HOOKS)),
+    Framework(("accelerate",), (1, 15), (1, 15), ("integrations.accelerate", _HOOKS)),
+    Framework(("lightning", "pytorch-lightning"), (2, 6), (2, 6), ("integrations.lightning", _HOOKS)),
+    Framework(("peft",), (0, 21), (0, 21), (_HOOKS,)),
+    Framework(("torchdata",), (0, 11), (0, 11), ("GDSDataset",)),
+    Framework(("torchtitan",), None, None, (_HOOKS,)),
+    Framework(("megatron-core",), None, None, ("formats.Megatron",)),
+    Framework(("deepspeed",), None, None, (_HOOKS,)),
+    Framework(("vllm",), None, None, ()),
+    Framework(("sglang",), None, None, ()),
+    Framework(("ray",), None, None, (_HOOKS,)),
+)
+
+
+@dataclass(frozen=True)
+class Installed:
+    """A framework as it is here.
+
+    Attributes:
+        name: of the distribution.
+        version: None if it is not installed.
+        tested: the tested versions, as ``"2.11 to 2.15"``; "" if none was.
+        answer: ``"tested"``, ``"newer"`` or ``"older"`` than the tested versions, ``"not tested"``,
+            or ``"absent"``.
+        adapter: how it uses gdsdata, as ``"gdsdata.torch_hooks"``; "" if no way is known.
+    """
+
+    name: str
+    version: str | None
+    tested: str
+    answer: str
+    adapter: str
+
+
+def installed(version_of: Callable[[str], str] = importlib.metadata.version) -> list[Installed]:
+    """Return what is known of each framework in `FRAMEWORKS`.
+
+    Args:
+        version_of: returns the version of a distribution, or raises ``PackageNotFoundError``.
+    """
+    return [_looked_up(one, version_of) for one in FRAMEWORKS]
+
+
+def hooks_are_installed() -> bool:
+    """Return whether `torch_hooks` are in place in this process now."""
+    hooks = sys.modules.get(f"{_PACKAGE}.checkpoint.hooks")
+    return hooks is not None and hooks.are_installed()
+
+
+def as_text(found: Sequence[Installed]) -> str:
+    """Return a table with a line for each framework, and one on hooks."""
+    rows = [("framework", "version", "tested with", "", "uses gdsdata by")]
+    rows += [(one.name, one.version or "-", one.tested or "-", one.answer, one.adapter or "-") for one in found]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    if any(one.answer in ("newer", "older") for one in found):
+        lines += ["", "Versions that were not tested may work: verify what a program saves by loading it again."]
+    state = "are" if hooks_are_installed() else "are not"
+    return "\n".join([*lines, "", f"gdsdata.torch_hooks {state} in place in this process."])
+
+
+def _looked_up(framework: Framework, version_of: Callable[[str], str]) -> Installed:
+    name, version = framework.names[0], None
+    for candidate in framework.names:
+        try:
+            name, version = candidate, version_of(candidate)
+            break
+        except importlib.metadata.PackageNotFoundError:
+            name = framework.names[0]
+    return Installed(name, version, _range_of(framework), _answer(framework, version), _adapter_of(framework))
+
+
+def _range_of(framework: Framework) -> str:
+    if framework.oldest is None or framework.newest is None:
+        return ""
+    ends = [".".join(map(str, end)) for end in (framework.oldest, framework.newest)]
+    return " to ".join(dict.fromkeys(ends))
+
+
+def _answer(framework: Framework, version: str | None) -> str:
+    if version is None:
+        return "absent"
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    if framework.oldest is None or framework.newest is None or numbers is None:
+        return "not tested"
+    minor = int(numbers[1]), int(numbers[2])
+    if minor > framework.newest:
+        return "newer"
+    return "older" if minor < framework.oldest else "tested"
+
+
+def _adapter_of(framework: Framework) -> str:
+    """Return the first adapter that this version of gdsdata has."""
+    for adapter in framework.adapters:
+        is_module = adapter.partition(".")[0] in ("integrations", "safetensors")
+        if not is_module or importlib.util.find_spec(f"{_PACKAGE}.{adapter}") is not None:
+            return f"{_PACKAGE}.{adapter}"
+    return ""

@@ -1,0 +1,80 @@
+"""`python -m gdsdata.doctor --frameworks`: versions, adapters, and whether hooks are in place."""
+
+import importlib
+import importlib.metadata
+import json
+import operator
+import sys
+
+import pytest
+
+import gdsdata
+from gdsdata import torch_private
+from gdsdata.doctor import __main__ as program
+from gdsdata.doctor import frameworks
+
+
+def version_in(versions: dict[str, str]):
+    def version_of(name: str) -> str:
+        if name not in versions:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return versions[name]
+
+    return version_of
+
+
+def found(**versions: str) -> dict[str, frameworks.Installed]:
+    names = {name.replace("_", "-"): version for name, version in versions.items()}
+    return {one.name: one for one in frameworks.installed(version_in(names))}
+
+
+def test_versions_are_compared_with_the_tested_ones():
+    by_name = found(torch="2.16.0+cu132", accelerate="0.30.1", peft="0.21.9", vllm="1.0", transformers="main")
+    answers = {name: one.answer for name, one in by_name.items()}
+    assert (answers["torch"], answers["accelerate"], answers["peft"]) == ("newer", "older", "tested")
+    assert (answers["vllm"], answers["transformers"], answers["ray"]) == ("not tested", "not tested", "absent")
+    assert by_name["torch"].tested == "2.11 to 2.15" and by_name["peft"].tested == "0.21"
+    assert by_name["torch"].version == "2.16.0+cu132" and by_name["ray"].version is None
+
+
+def test_another_distribution_of_the_same_modules_counts():
+    assert found(pytorch_lightning="2.6.6")["pytorch-lightning"].answer == "tested"
+    assert found()["lightning"].answer == "absent"
+
+
+def test_the_table_has_the_torch_that_is_checked_and_names_adapters_that_are_there():
+    torch = frameworks.FRAMEWORKS[0]
+    assert (torch.oldest, torch.newest) == torch_private.CHECKED
+    for one in frameworks.installed():
+        names = one.adapter.removeprefix("gdsdata.")
+        if names.startswith(("integrations.", "safetensors")):
+            assert importlib.util.find_spec(one.adapter), one
+        elif names:
+            assert callable(operator.attrgetter(names)(gdsdata)), one
+
+
+def test_what_the_tests_run_with_is_not_newer_than_the_table_says():
+    newer = [(one.name, one.version) for one in frameworks.installed() if one.answer == "newer"]
+    assert newer == [], "raise `newest` in gdsdata/doctor/frameworks.py"
+
+
+@pytest.mark.parametrize("hooked", [True, False])
+def test_the_program_prints_frameworks_and_imports_none(capsys, monkeypatch, hooked):
+    before = set(sys.modules)
+    if hooked:
+        with gdsdata.torch_hooks():
+            assert program.main(["--frameworks"]) == 0
+    else:
+        assert program.main(["--frameworks"]) == 0
+    assert not {"accelerate", "lightning", "transformers", "peft"} & (set(sys.modules) - before)
+    said = capsys.readouterr().out
+    assert f"torch_hooks {'are' if hooked else 'are not'} in place" in said
+    (line,) = [line for line in said.splitlines() if line.startswith("torch ")]
+    assert line.split()[1] == importlib.metadata.version("torch") and line.endswith("gdsdata.torch_hooks")
+
+
+def test_frameworks_as_json(capsys):
+    assert program.main(["--frameworks", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["hooks"] is False
+    assert said["frameworks"][0]["name"] == "torch" and len(said["frameworks"]) == len(frameworks.FRAMEWORKS)
