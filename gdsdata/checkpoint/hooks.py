@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,8 +10,9 @@ import torch
 
 from gdsdata.checkpoint import hooks_files
 from gdsdata.checkpoint.hooks_report import COUNTS, HooksReport, Snapshot
+from gdsdata.storage.fork_safe import ForkSafeLock
 
-_changing = threading.Lock()  # guards what follows, and the functions of torch that are replaced
+_changing = ForkSafeLock()  # guards what follows, and the functions of torch that are replaced
 _users = 0
 _replaced: list[tuple[Any, str, Any]] = []  # the module or class, the name in it, and torch's own function
 

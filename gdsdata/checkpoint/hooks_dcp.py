@@ -10,6 +10,7 @@ import functools
 import inspect
 import time
 from concurrent.futures import Future
+from enum import Enum
 from typing import Any
 
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
@@ -100,7 +101,7 @@ def _why_not(
     given = signature.bind(made, *arguments, **named).arguments
     for name in _NOT_SERVED:
         if name in given and given[name] != signature.parameters[name].default:
-            return f"{name}={given[name]!r:.60}"
+            return f"{name}={given[name]!r:.60}" if isinstance(given[name], (bool, Enum)) else f"{name}=..."
     return ""
 
 

@@ -205,16 +205,16 @@ def _load(
     pickle_file: str = torch_private.PICKLE_RECORD,
     overall_storage: Any = None,
     *others: Any,
-    weights_only: bool = False,
     **named: Any,
 ) -> Any:
     def by_torch() -> Any:
         its_reader = reader.by_torch() if isinstance(reader, PendingReader) else reader
         given = (map_location, pickle_module, pickle_file, overall_storage, *others)
-        return _of_torch[torch_private.LOAD_ZIP](its_reader, *given, weights_only=weights_only, **named)
+        return _of_torch[torch_private.LOAD_ZIP](its_reader, *given, **named)
 
     if not isinstance(reader, PendingReader) or is_own(map_location):
         return by_torch()
+    weights_only = pickle_module is torch_private.weights_only_pickle_module()
     with _path_noted(reader.file):
         try:
             archive = reader.archive
@@ -240,9 +240,10 @@ def _load(
 
 
 def _check_usual_unpickling(pickle_module: Any, weights_only: bool, named: dict[str, Any]) -> None:
-    if pickle_module is not (torch_private.weights_only_pickle_module() if weights_only else pickle):
+    if not weights_only and pickle_module is not pickle:
         raise NotServed("a pickle_module of its own")
-    if named != {"encoding": "utf-8"}:  # which is torch's default
+    # Newer versions of torch also say whether it is weights_only. This is torch's default encoding.
+    if {"weights_only": weights_only} | named != {"weights_only": weights_only, "encoding": "utf-8"}:
         raise NotServed("arguments for the unpickler")
     if torch_private.moves_no_values():
         raise NotServed("skip_data, or fake tensors")

@@ -10,6 +10,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from gdsdata.storage.fork_safe import ForkSafeLock
+
+_MOST_REASONS = 200  # some have a file's contents in them; more are counted as one
+
 _Key = tuple[str, str]  # the kind of call, and why torch did it
 
 
@@ -98,7 +102,7 @@ class Counts:
     """Counts calls since the process began. Any thread may call it."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = ForkSafeLock()  # guards what follows
         self._served: dict[str, Served] = {}
         self._left: Counter[_Key] = Counter()
         self._examples: dict[_Key, str] = {}  # the newest of each
@@ -116,6 +120,8 @@ class Counts:
         if getattr(self._within, "call", ""):
             return
         with self._lock:
+            if (call, reason) not in self._left and len(self._left) >= _MOST_REASONS:
+                reason = "another reason"
             self._left[call, reason] += 1
             self._examples[call, reason] = str(example)
 
