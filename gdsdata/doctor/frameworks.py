@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -25,8 +24,7 @@ class Framework:
     Attributes:
         names: its distribution, and others that have the same modules.
         oldest, newest: the tested versions; None: none was.
-        adapters: modules of this package that fit it, or the function that does. The first one that
-            is there is named.
+        adapters: what fits it in this package: modules, or a function or class.
     """
 
     names: tuple[str, ...]
@@ -38,10 +36,12 @@ class Framework:
 # tests/test_doctor_frameworks.py compares the versions that are installed with it.
 FRAMEWORKS = (
     Framework(("torch",), (2, 11), (2, 15), (_HOOKS,)),  # `torch_private.CHECKED`
-    Framework(("safetensors",), (0, 8), (0, 8), ("safetensors", "load")),
-    Framework(("transformers",), (5, 24), (5, 24), ("integrations.transformers", _HOOKS)),
+    Framework(("safetensors",), (0, 8), (0, 8), ("safetensors",)),
+    Framework(("transformers",), (5, 24), (5, 24), ("integrations.transformers", "integrations.hf_trainer")),
     Framework(("accelerate",), (1, 15), (1, 15), ("integrations.accelerate", _HOOKS)),
-    Framework(("lightning", "pytorch-lightning"), (2, 6), (2, 6), ("integrations.lightning", _HOOKS)),
+    Framework(
+        ("lightning", "pytorch-lightning"), (2, 6), (2, 6), ("integrations.lightning", "integrations.lightning_async")
+    ),
     Framework(("peft",), (0, 21), (0, 21), (_HOOKS,)),
     Framework(("torchdata",), (0, 11), (0, 11), ("GDSDataset",)),
     Framework(("torchtitan",), None, None, (_HOOKS,)),
@@ -63,14 +63,14 @@ class Installed:
         tested: the tested versions, as ``"2.11 to 2.15"``; "" if none was.
         answer: ``"tested"``, ``"newer"`` or ``"older"`` than the tested versions, ``"not tested"``,
             or ``"absent"``.
-        adapter: how it uses gdsdata, as ``"gdsdata.torch_hooks"``; "" if no way is known.
+        adapters: how it uses gdsdata, as ``"gdsdata.torch_hooks"``. Empty: no way is known.
     """
 
     name: str
     version: str | None
     tested: str
     answer: str
-    adapter: str
+    adapters: tuple[str, ...]
 
 
 def installed(version_of: Callable[[str], str] = importlib.metadata.version) -> list[Installed]:
@@ -91,7 +91,9 @@ def hooks_are_installed() -> bool:
 def as_text(found: Sequence[Installed]) -> str:
     """Return a table with a line for each framework, and one on hooks."""
     rows = [("framework", "version", "tested with", "", "uses gdsdata by")]
-    rows += [(one.name, one.version or "-", one.tested or "-", one.answer, one.adapter or "-") for one in found]
+    rows += [
+        (one.name, one.version or "-", one.tested or "-", one.answer, ", ".join(one.adapters) or "-") for one in found
+    ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     if any(one.answer in ("newer", "older") for one in found):
@@ -108,7 +110,8 @@ def _looked_up(framework: Framework, version_of: Callable[[str], str]) -> Instal
             break
         except importlib.metadata.PackageNotFoundError:
             name = framework.names[0]
-    return Installed(name, version, _range_of(framework), _answer(framework, version), _adapter_of(framework))
+    adapters = tuple(f"{_PACKAGE}.{one}" for one in framework.adapters)
+    return Installed(name, version, _range_of(framework), _answer(framework, version), adapters)
 
 
 def _range_of(framework: Framework) -> str:
@@ -128,12 +131,3 @@ def _answer(framework: Framework, version: str | None) -> str:
     if minor > framework.newest:
         return "newer"
     return "older" if minor < framework.oldest else "tested"
-
-
-def _adapter_of(framework: Framework) -> str:
-    """Return the first adapter that this version of gdsdata has."""
-    for adapter in framework.adapters:
-        is_module = adapter.partition(".")[0] in ("integrations", "safetensors")
-        if not is_module or importlib.util.find_spec(f"{_PACKAGE}.{adapter}") is not None:
-            return f"{_PACKAGE}.{adapter}"
-    return ""
