@@ -32,8 +32,6 @@ struct CurlApi {
     kSeekFunction = 20167,
     kUpload = 46,
     kNoBody = 44,
-    kFollowLocation = 52,
-    kMaxRedirects = 68,
     kHttpVersion = 84,
     kBufferSize = 98,
     kNoSignal = 99,
@@ -41,7 +39,6 @@ struct CurlApi {
     kConnectTimeoutMs = 156,
     kHttpContentDecoding = 158,
     kProtocols = 181,
-    kRedirectProtocols = 182,
     kTcpKeepAlive = 213,
     kPathAsIs = 234,
     kDnsShuffleAddresses = 275,
@@ -60,7 +57,13 @@ struct CurlApi {
   // Arguments of multi_socket_action: events that a socket has.
   enum Event : int { kReadable = 1, kWritable = 2, kFailed = 4 };
   static constexpr int kNoSocket = -1;  // the time that kTimerFunction asked for has come
-  enum Info : int { kResponseCode = 0x200002, kConnectionsMade = 0x20001a, kPrimaryIp = 0x100020, kOsErrno = 0x200019 };
+  enum Info : int {
+    kResponseCode = 0x200002,
+    kConnectionsMade = 0x20001a,
+    kPrimaryIp = 0x100020,
+    kRedirectUrl = 0x10001f,
+    kOsErrno = 0x200019,
+  };
   // Results of a transfer that the client treats in its own way. Every other one is an error.
   enum Code : int {
     kOk = 0,
@@ -74,7 +77,6 @@ struct CurlApi {
     kWriteError = 23,
     kTimeout = 28,
     kTlsConnect = 35,
-    kTooManyRedirects = 47,
     kGotNothing = 52,
     kSendError = 55,
     kReceiveError = 56,

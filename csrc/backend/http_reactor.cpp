@@ -14,7 +14,6 @@ namespace gdsdata {
 namespace {
 
 constexpr std::chrono::milliseconds kLongestPoll{1000};
-constexpr long kMostRedirects = 5;
 
 // The variables that OpenSSL, AWS's tools, requests and curl read, in this order.
 std::string certificates_of_environment() {
@@ -185,10 +184,6 @@ void HttpReactor::set_up(Transfer& transfer) {
   set(CurlApi::kHttpVersion, CurlApi::kHttp11);  // one connection a range: HTTP/2 would put all on one
   set(CurlApi::kPathAsIs, 1L);                   // a key may have "/../" in it
   set(CurlApi::kProtocols, CurlApi::kHttp | CurlApi::kHttps);
-  const bool is_secure = request.url.starts_with("https://");
-  set(CurlApi::kRedirectProtocols, is_secure ? CurlApi::kHttps : CurlApi::kHttp | CurlApi::kHttps);
-  set(CurlApi::kFollowLocation, request.follows_redirects ? 1L : 0L);
-  set(CurlApi::kMaxRedirects, kMostRedirects);
   set(CurlApi::kDnsShuffleAddresses, 1L);
   set(CurlApi::kTcpKeepAlive, 1L);
   set(CurlApi::kHttpContentDecoding, 0L);  // ranges are of the bytes as they are stored
@@ -251,6 +246,9 @@ void HttpReactor::take_results() {
     long number = 0;
     if (curl_.easy_getinfo(easy, CurlApi::kConnectionsMade, &number) == 0)
       connections_made_ += static_cast<uint64_t>(number);
+    const char* redirect_url = nullptr;
+    if (curl_.easy_getinfo(easy, CurlApi::kRedirectUrl, &redirect_url) == 0 && redirect_url != nullptr)
+      end.redirect_url = redirect_url;
     if (end.code != CurlApi::kOk) {
       end.reason = transfer->error[0] != '\0' ? transfer->error : curl_.easy_strerror(end.code);
       if (curl_.easy_getinfo(easy, CurlApi::kOsErrno, &number) == 0) end.system_errno = static_cast<int>(number);

@@ -30,17 +30,17 @@ struct HttpRequest {
   std::string method = "GET";
   std::string url;
   std::vector<std::string> headers;  // "Name: value"
-  bool follows_redirects = true;
   std::span<const std::byte> body;   // sent if the method is PUT or POST; lives until the end
   std::chrono::milliseconds connect_timeout{10'000};
   std::chrono::milliseconds timeout{0};  // of the whole exchange; 0: none
 };
 
-// How an exchange ended. Without an error, the response is complete.
+// How an exchange ended. Without an error, the response is complete. No redirect is followed.
 struct HttpEnd {
   int code = 0;         // CurlApi::Code
   std::string reason;   // of an error, for people
   int system_errno = 0;
+  std::string redirect_url = {};  // absolute; empty: the response is no redirect
   bool is_refused_certificate() const { return code == CurlApi::kCertificateRefused; }
 };
 

@@ -5,6 +5,8 @@
 #include <string>
 #include <utility>
 
+#include "base/url.h"
+
 namespace gdsdata {
 
 namespace {
@@ -36,7 +38,9 @@ class RangeRead::Attempt final : public HttpReceiver {
     window_.leave(throttled_);
   }
 
-  bool start(HttpRequest request) {
+  bool start(std::string url) {
+    HttpRequest request = owner_.request_for(url);
+    url_ = std::move(url);
     exchange_ = owner_.reactor().start(std::move(request), *this);
     return exchange_ != HttpReactor::kNone;
   }
@@ -52,6 +56,7 @@ class RangeRead::Attempt final : public HttpReceiver {
   }
 
   bool take_body(std::span<const std::byte> bytes) override {
+    if (is_redirect(head_.status)) return true;  // nobody reads it
     if (!is_success(head_.status)) {
       const size_t kept = std::min(bytes.size(), kMostReasonBytes - reason_.size());
       reason_.append(reinterpret_cast<const char*>(bytes.data()), kept);
@@ -74,9 +79,12 @@ class RangeRead::Attempt final : public HttpReceiver {
 
   void ended(const HttpEnd& end) override {
     exchange_ = HttpReactor::kNone;
+    if (follow(end)) return;
     Verdict verdict;
     if (verdict_.action != Verdict::Action::kTake) {
       verdict = std::move(verdict_);
+    } else if (is_redirect(head_.status) && end.code != CurlApi::kOk) {
+      verdict = judge_failure(end);
     } else if (head_.status != 0 && !is_success(head_.status)) {
       verdict = judge_refusal(head_, reason_);
     } else if (owner_.left().length() == 0 && delivers_) {
@@ -94,10 +102,23 @@ class RangeRead::Attempt final : public HttpReceiver {
   void deliver() { delivers_ = true; }
 
  private:
+  // Returns false if the response is no redirect, or one that is not followed.
+  bool follow(const HttpEnd& end) {
+    if (end.code != CurlApi::kOk || !is_redirect(head_.status) || end.redirect_url.empty()) return false;
+    verdict_ = judge_redirect(url_, end.redirect_url, hops_++);
+    if (verdict_.action != Verdict::Action::kTake) return false;
+    head_ = {};
+    if (start(end.redirect_url)) return true;
+    verdict_ = {Verdict::Action::kFail, "libcurl refuses the URL of a redirect", ErrorCode::kIo, EINVAL};
+    return false;
+  }
+
   RangeRead& owner_;
   HttpWindow& window_;
   const Clock::time_point begun_;
   HttpReactor::Exchange exchange_ = HttpReactor::kNone;
+  std::string url_;    // after redirects
+  unsigned hops_ = 0;  // redirects; it keeps its place in the first host's window
   HttpHead head_;
   std::string reason_;
   Verdict verdict_;
@@ -144,19 +165,24 @@ void RangeRead::take_access(std::shared_ptr<const ObjectAccess> access, std::opt
   shard_.window_of(access_->url).enter([self = shared_from_this()] { self->start_attempt(); });
 }
 
-std::unique_ptr<RangeRead::Attempt> RangeRead::make_attempt() {
+// The headers of the access may be secret, so no other server gets them.
+HttpRequest RangeRead::request_for(const std::string& url) const {
   HttpRequest request;
-  request.url = access_->url;
-  request.headers = access_->headers;
+  request.url = url;
+  if (origin_of(url) == origin_of(access_->url)) request.headers = access_->headers;
   request.headers.push_back("Range: bytes=" + std::to_string(position_) + "-" + std::to_string(range_.end - 1));
   // A weak tag never matches (RFC 9110, 13.1.1). The answer's tag is compared in any case.
   const std::string etag = object_->etag();
   if (!etag.empty() && !etag.starts_with("W/")) request.headers.push_back("If-Match: " + etag);
   request.connect_timeout = client_->options().connect_timeout;
+  return request;
+}
+
+std::unique_ptr<RangeRead::Attempt> RangeRead::make_attempt() {
   auto attempt = std::make_unique<Attempt>(*this, shard_.window_of(access_->url));
   ++shard_.started;
   client_->statistics().requests.fetch_add(1, std::memory_order_relaxed);
-  return attempt->start(std::move(request)) ? std::move(attempt) : nullptr;
+  return attempt->start(access_->url) ? std::move(attempt) : nullptr;
 }
 
 void RangeRead::start_attempt() {

@@ -41,6 +41,7 @@ class RangeRead : public std::enable_shared_from_this<RangeRead> {
   void ask_access();
   void take_access(std::shared_ptr<const ObjectAccess> access, std::optional<Error> error);
   void start_attempt();
+  HttpRequest request_for(const std::string& url) const;
   std::unique_ptr<Attempt> make_attempt();
   void watch();
   void look_at_progress();

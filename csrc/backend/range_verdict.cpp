@@ -4,6 +4,8 @@
 #include <array>
 #include <cerrno>
 
+#include "base/url.h"
+
 namespace gdsdata {
 
 namespace {
@@ -11,6 +13,7 @@ namespace {
 using Action = Verdict::Action;
 
 constexpr size_t kMostQuotedBytes = 200;
+constexpr unsigned kMostRedirects = 5;
 
 // The text of an XML element. Stores' errors are small documents: <Error><Code>..</Code>...
 std::string_view element(std::string_view body, std::string_view name) {
@@ -141,7 +144,7 @@ Verdict judge_refusal(const HttpHead& head, std::string_view body) {
       if (names(body, "RequestTimeout")) return {Action::kRetry, text, ErrorCode::kIo, EIO};
       return {Action::kFail, text, ErrorCode::kIo, EINVAL};
     case 301:
-    case 307: {  // without a place to go to: libcurl follows the others
+    case 307: {  // without a place to go to: the others are followed
       const std::string_view region = head.header("x-amz-bucket-region");
       const std::string where = region.empty() ? "" : ", which is " + printable(region);
       return {Action::kFail, text + "; the bucket is elsewhere: set its region" + where + ", or its endpoint",
@@ -163,6 +166,18 @@ Verdict judge_refusal(const HttpHead& head, std::string_view body) {
   }
 }
 
+Verdict judge_redirect(std::string_view from, std::string_view to, unsigned hops) {
+  const auto refused = [](const std::string& why) {
+    return Verdict{Action::kFail, "the server redirects " + why + ": check the URL, or the endpoint", ErrorCode::kIo,
+                   EINVAL};
+  };
+  const std::string source = origin_of(from), target = origin_of(to);
+  if (target.empty()) return refused("to a URL that is neither http nor https");
+  if (source.starts_with("https:") && !target.starts_with("https:")) return refused("from https to http");
+  if (hops >= kMostRedirects) return refused("more than " + std::to_string(kMostRedirects) + " times");
+  return {};
+}
+
 Verdict judge_failure(const HttpEnd& end) {
   switch (end.code) {
     case CurlApi::kCertificateRefused:
@@ -181,7 +196,6 @@ Verdict judge_failure(const HttpEnd& end) {
     case CurlApi::kUnsupportedProtocol:  // of a damaged status line, too
       return {Action::kRetry, end.reason, ErrorCode::kIo, EPROTO};
     case CurlApi::kMalformedUrl:
-    case CurlApi::kTooManyRedirects:
       return {Action::kFail, end.reason, ErrorCode::kIo, EINVAL};
     default:
       return {Action::kRetry, end.reason, ErrorCode::kIo, end.system_errno != 0 ? end.system_errno : EIO};

@@ -41,11 +41,16 @@ struct Verdict {
 Verdict judge_content(const HttpHead& head, const RemoteObject& object, ObjectRange asked);
 // Judges any other status. `body` is its beginning, in which stores name the reason.
 Verdict judge_refusal(const HttpHead& head, std::string_view body);
+// Judges a redirect to an absolute URL: kTake if it may be followed. `hops`: that were followed.
+Verdict judge_redirect(std::string_view from, std::string_view to, unsigned hops);
 // Judges an exchange that failed: the connection, TLS, a time limit.
 Verdict judge_failure(const HttpEnd& end);
 // Judges a complete exchange whose body has another length than was asked for.
 Verdict judge_short_body(uint64_t received, uint64_t asked);
 
 inline bool is_success(int status) { return status >= 200 && status < 300; }
+inline bool is_redirect(int status) {
+  return status == 301 || status == 302 || status == 303 || status == 307 || status == 308;
+}
 
 }  // namespace gdsdata

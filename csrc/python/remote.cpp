@@ -72,7 +72,6 @@ py::tuple exchange(std::string method, std::string url, std::vector<std::string>
   request.method = std::move(method);
   request.url = std::move(url);
   request.headers = std::move(headers);
-  request.follows_redirects = false;  // a redirect of a signed request is signed anew
   if (!body.is_none()) {
     const Buffer buffer = buffer_of(body, Access::kRead);
     request.body = {buffer.begin, static_cast<size_t>(buffer.bytes)};

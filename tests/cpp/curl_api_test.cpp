@@ -32,17 +32,14 @@ TEST(CurlApi, OptionsAreThoseOfTheHeader) {
   EXPECT_EQ(int{CurlApi::kSeekFunction}, CURLOPT_SEEKFUNCTION);
   EXPECT_EQ(int{CurlApi::kUpload}, CURLOPT_UPLOAD);
   EXPECT_EQ(int{CurlApi::kNoBody}, CURLOPT_NOBODY);
-  EXPECT_EQ(int{CurlApi::kFollowLocation}, CURLOPT_FOLLOWLOCATION);
-  EXPECT_EQ(int{CurlApi::kMaxRedirects}, CURLOPT_MAXREDIRS);
   EXPECT_EQ(int{CurlApi::kHttpVersion}, CURLOPT_HTTP_VERSION);
   EXPECT_EQ(int{CurlApi::kBufferSize}, CURLOPT_BUFFERSIZE);
   EXPECT_EQ(int{CurlApi::kNoSignal}, CURLOPT_NOSIGNAL);
   EXPECT_EQ(int{CurlApi::kTimeoutMs}, CURLOPT_TIMEOUT_MS);
   EXPECT_EQ(int{CurlApi::kConnectTimeoutMs}, CURLOPT_CONNECTTIMEOUT_MS);
   EXPECT_EQ(int{CurlApi::kHttpContentDecoding}, CURLOPT_HTTP_CONTENT_DECODING);
-  // Deprecated since 7.85, so the header's own names warn.
+  // Deprecated since 7.85, so the header's own name warns.
   EXPECT_EQ(int{CurlApi::kProtocols}, 181);
-  EXPECT_EQ(int{CurlApi::kRedirectProtocols}, 182);
   EXPECT_EQ(int{CurlApi::kTcpKeepAlive}, CURLOPT_TCP_KEEPALIVE);
   EXPECT_EQ(int{CurlApi::kPathAsIs}, CURLOPT_PATH_AS_IS);
   EXPECT_EQ(int{CurlApi::kDnsShuffleAddresses}, CURLOPT_DNS_SHUFFLE_ADDRESSES);
@@ -64,6 +61,7 @@ TEST(CurlApi, OptionsAreThoseOfTheHeader) {
   EXPECT_EQ(int{CurlApi::kResponseCode}, CURLINFO_RESPONSE_CODE);
   EXPECT_EQ(int{CurlApi::kConnectionsMade}, CURLINFO_NUM_CONNECTS);
   EXPECT_EQ(int{CurlApi::kPrimaryIp}, CURLINFO_PRIMARY_IP);
+  EXPECT_EQ(int{CurlApi::kRedirectUrl}, CURLINFO_REDIRECT_URL);
   EXPECT_EQ(int{CurlApi::kOsErrno}, CURLINFO_OS_ERRNO);
 }
 
@@ -79,7 +77,6 @@ TEST(CurlApi, CodesAndValuesAreThoseOfTheHeader) {
   EXPECT_EQ(int{CurlApi::kWriteError}, CURLE_WRITE_ERROR);
   EXPECT_EQ(int{CurlApi::kTimeout}, CURLE_OPERATION_TIMEDOUT);
   EXPECT_EQ(int{CurlApi::kTlsConnect}, CURLE_SSL_CONNECT_ERROR);
-  EXPECT_EQ(int{CurlApi::kTooManyRedirects}, CURLE_TOO_MANY_REDIRECTS);
   EXPECT_EQ(int{CurlApi::kGotNothing}, CURLE_GOT_NOTHING);
   EXPECT_EQ(int{CurlApi::kSendError}, CURLE_SEND_ERROR);
   EXPECT_EQ(int{CurlApi::kReceiveError}, CURLE_RECV_ERROR);

@@ -225,6 +225,14 @@ TEST(RangeVerdict, WithoutAVersionTheFirstResponseSaysWhichOneIsRight) {
   EXPECT_EQ(answer("\"other\"").code, ErrorCode::kCorrupt);
 }
 
+TEST(RangeVerdict, RedirectsAreFollowedFiveTimesAndNeverFromHttpsToHttp) {
+  EXPECT_EQ(judge_redirect("http://a/x", "https://b/y", 0).action, Action::kTake);
+  EXPECT_EQ(judge_redirect("https://a/x", "HTTPS://b/y", 4).action, Action::kTake);
+  EXPECT_NE(judge_redirect("https://a/x", "http://a/y", 0).reason.find("from https to http"), std::string::npos);
+  EXPECT_NE(judge_redirect("http://a/x", "ftp://a/y", 0).reason.find("neither"), std::string::npos);
+  EXPECT_NE(judge_redirect("http://a/x", "http://a/y", 5).reason.find("5 times"), std::string::npos);
+}
+
 TEST(RangeVerdict, FailuresOfConnectionsAreTriedAgainAndThoseOfTrustAreNot) {
   for (const int code :
        {CurlApi::kNotConnected, CurlApi::kReceiveError, CurlApi::kPartial, CurlApi::kGotNothing, CurlApi::kNoAddress,
@@ -232,8 +240,7 @@ TEST(RangeVerdict, FailuresOfConnectionsAreTriedAgainAndThoseOfTrustAreNot) {
     EXPECT_EQ(judge_failure({code, "why", 0}).action, Action::kRetry) << code;
     EXPECT_NE(judge_failure({code, "why", 0}).system_errno, 0) << code;
   }
-  for (const int code : {CurlApi::kCertificateRefused, CurlApi::kBadCertificateFile, CurlApi::kMalformedUrl,
-                         CurlApi::kTooManyRedirects}) {
+  for (const int code : {CurlApi::kCertificateRefused, CurlApi::kBadCertificateFile, CurlApi::kMalformedUrl}) {
     EXPECT_EQ(judge_failure({code, "why", 0}).action, Action::kFail) << code;
   }
   EXPECT_NE(judge_failure({CurlApi::kCertificateRefused, "why", 0}).reason.find("SSL_CERT_FILE"), std::string::npos);

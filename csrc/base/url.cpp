@@ -1,0 +1,28 @@
+#include "base/url.h"
+
+#include <algorithm>
+
+namespace gdsdata {
+
+namespace {
+
+char lower(char character) {
+  return character >= 'A' && character <= 'Z' ? static_cast<char>(character + 32) : character;
+}
+
+}  // namespace
+
+std::string origin_of(std::string_view url) {
+  const size_t scheme = url.find("://");
+  if (scheme == std::string_view::npos) return "";
+  const size_t path = url.find_first_of("/?#", scheme + 3);
+  std::string origin(url.substr(0, path));
+  std::transform(origin.begin(), origin.end(), origin.begin(), lower);
+  const bool is_http = origin.starts_with("http://");
+  if (!is_http && !origin.starts_with("https://")) return "";
+  const std::string_view own_port = is_http ? ":80" : ":443";
+  if (origin.ends_with(own_port)) origin.resize(origin.size() - own_port.size());
+  return origin;
+}
+
+}  // namespace gdsdata
