@@ -43,6 +43,7 @@ struct CurlApi {
     kPathAsIs = 234,
     kDnsShuffleAddresses = 275,
     kUploadBufferSize = 280,
+    kQuickExit = 322,
     kInFileSize = 30115,
   };
   enum MultiOption : int {

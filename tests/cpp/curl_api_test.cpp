@@ -44,6 +44,9 @@ TEST(CurlApi, OptionsAreThoseOfTheHeader) {
   EXPECT_EQ(int{CurlApi::kPathAsIs}, CURLOPT_PATH_AS_IS);
   EXPECT_EQ(int{CurlApi::kDnsShuffleAddresses}, CURLOPT_DNS_SHUFFLE_ADDRESSES);
   EXPECT_EQ(int{CurlApi::kUploadBufferSize}, CURLOPT_UPLOAD_BUFFERSIZE);
+#if LIBCURL_VERSION_NUM >= 0x075700
+  EXPECT_EQ(int{CurlApi::kQuickExit}, CURLOPT_QUICK_EXIT);
+#endif
   EXPECT_EQ(int{CurlApi::kInFileSize}, CURLOPT_INFILESIZE_LARGE);
   EXPECT_EQ(int{CurlApi::kMaxConnects}, CURLMOPT_MAXCONNECTS);
   EXPECT_EQ(int{CurlApi::kSocketData}, CURLMOPT_SOCKETDATA);

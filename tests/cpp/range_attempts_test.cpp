@@ -1,5 +1,28 @@
 // What one attempt passes on to the next: hosts, connections, pauses, and nothing that is secret.
+#include <dlfcn.h>
+#include <netdb.h>
+
 #include "range_reading.h"
+
+namespace {
+
+// Lookups of the host "slow.test" that have not ended. They do when a test says so.
+std::atomic<int> slow_lookups{0};
+std::atomic<bool> lookups_are_slow{false};
+
+}  // namespace
+
+// Takes the place of libc's, for libcurl's threads too.
+extern "C" int getaddrinfo(const char* host, const char* service, const addrinfo* hints, addrinfo** found) {
+  using namespace std::chrono_literals;
+  static const auto real = reinterpret_cast<decltype(&getaddrinfo)>(::dlsym(RTLD_NEXT, "getaddrinfo"));
+  if (host == nullptr || std::string_view(host) != "slow.test") return real(host, service, hints, found);
+  ++slow_lookups;
+  const auto begun = std::chrono::steady_clock::now();
+  while (lookups_are_slow && std::chrono::steady_clock::now() - begun < 20s) std::this_thread::sleep_for(1ms);
+  --slow_lookups;
+  return EAI_AGAIN;
+}
 
 namespace gdsdata::testing {
 namespace {
@@ -38,6 +61,31 @@ TEST_F(RangeAttempts, ARedirectWithoutAnEndIsAnError) {
   const Error error = expect_error(read(), ErrorCode::kIo);
   EXPECT_NE(error.message.find("more than 5 times"), std::string::npos) << error.message;
   EXPECT_EQ(server_->requests(), 6U);
+}
+
+// Whether this libcurl need not wait for a lookup: see CurlApi::kQuickExit.
+bool has_quick_exit() {
+  const CurlApi& curl = *CurlApi::get();
+  const CurlApi::Easy easy = curl.easy_init();
+  const bool has_it = curl.easy_setopt(easy, CurlApi::kQuickExit, 1L) == 0;
+  curl.easy_cleanup(easy);
+  return has_it;
+}
+
+TEST_F(RangeAttempts, ALookupThatHangsHoldsUpNeitherOtherHostsNorTheEnd) {
+  if (!has_quick_exit()) GTEST_SKIP() << "libcurl is older than 7.87";
+  serve([](const RangeServer& server, const Asked& asked) { return server.usual(asked); });
+  lookups_are_slow = true;
+  const auto good = object_;
+  object_ = std::make_shared<RemoteObject>("http://slow.test/object", kSize, 1);
+  object_->grant({"http://slow.test/object", {}, HttpReactor::Clock::now() + 1h});
+  const auto hangs = begin(kRange);
+  object_ = good;
+  while (client_->statistics().retries == 0) expect_right(read());
+  client_->stop();
+  EXPECT_GT(slow_lookups, 0) << "it waited for a lookup";
+  lookups_are_slow = false;
+  while (slow_lookups > 0) std::this_thread::sleep_for(1ms);
 }
 
 }  // namespace
