@@ -32,6 +32,7 @@ struct CurlApi {
     kSeekFunction = 20167,
     kUpload = 46,
     kNoBody = 44,
+    kFreshConnect = 74,
     kHttpVersion = 84,
     kBufferSize = 98,
     kNoSignal = 99,

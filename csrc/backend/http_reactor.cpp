@@ -184,6 +184,7 @@ void HttpReactor::set_up(Transfer& transfer) {
   // Else the end of an exchange waits for a lookup of its host, and all others with it. libcurl
   // before 7.87 does not have this option.
   set(CurlApi::kQuickExit, 1L);
+  set(CurlApi::kFreshConnect, request.fresh_connection ? 1L : 0L);
   set(CurlApi::kHttpVersion, CurlApi::kHttp11);  // one connection a range: HTTP/2 would put all on one
   set(CurlApi::kPathAsIs, 1L);                   // a key may have "/../" in it
   set(CurlApi::kProtocols, CurlApi::kHttp | CurlApi::kHttps);

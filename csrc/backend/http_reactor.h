@@ -31,6 +31,7 @@ struct HttpRequest {
   std::string url;
   std::vector<std::string> headers;  // "Name: value"
   std::span<const std::byte> body;   // sent if the method is PUT or POST; lives until the end
+  bool fresh_connection = false;     // none that was used before
   std::chrono::milliseconds connect_timeout{10'000};
   std::chrono::milliseconds timeout{0};  // of the whole exchange; 0: none
 };

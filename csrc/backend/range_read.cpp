@@ -32,7 +32,8 @@ constexpr double kMostRetryAfterS = 1e6;
 class RangeRead::Attempt final : public HttpReceiver {
  public:
   // It has a place in the window, and leaves it at its end.
-  Attempt(RangeRead& owner, HttpWindow& window) : owner_(owner), window_(window), begun_(Clock::now()) {}
+  Attempt(RangeRead& owner, HttpWindow& window, bool fresh_connection)
+      : owner_(owner), window_(window), fresh_connection_(fresh_connection), begun_(Clock::now()) {}
   ~Attempt() override {
     if (exchange_ != HttpReactor::kNone) owner_.reactor().cancel(exchange_);
     window_.leave(throttled_);
@@ -40,6 +41,7 @@ class RangeRead::Attempt final : public HttpReceiver {
 
   bool start(std::string url) {
     HttpRequest request = owner_.request_for(url);
+    request.fresh_connection = fresh_connection_;
     url_ = std::move(url);
     exchange_ = owner_.reactor().start(std::move(request), *this);
     return exchange_ != HttpReactor::kNone;
@@ -100,6 +102,7 @@ class RangeRead::Attempt final : public HttpReceiver {
 
   bool delivers() const { return delivers_; }
   void deliver() { delivers_ = true; }
+  bool answered() const { return head_.status != 0; }
 
  private:
   // Returns false if the response is no redirect, or one that is not followed.
@@ -115,6 +118,7 @@ class RangeRead::Attempt final : public HttpReceiver {
 
   RangeRead& owner_;
   HttpWindow& window_;
+  const bool fresh_connection_;
   const Clock::time_point begun_;
   HttpReactor::Exchange exchange_ = HttpReactor::kNone;
   std::string url_;    // after redirects
@@ -178,8 +182,8 @@ HttpRequest RangeRead::request_for(const std::string& url) const {
   return request;
 }
 
-std::unique_ptr<RangeRead::Attempt> RangeRead::make_attempt() {
-  auto attempt = std::make_unique<Attempt>(*this, shard_.window_of(access_->url));
+std::unique_ptr<RangeRead::Attempt> RangeRead::make_attempt(bool fresh_connection) {
+  auto attempt = std::make_unique<Attempt>(*this, shard_.window_of(access_->url), fresh_connection);
   ++shard_.started;
   client_->statistics().requests.fetch_add(1, std::memory_order_relaxed);
   return attempt->start(access_->url) ? std::move(attempt) : nullptr;
@@ -188,7 +192,7 @@ std::unique_ptr<RangeRead::Attempt> RangeRead::make_attempt() {
 void RangeRead::start_attempt() {
   // Time in a queue does not count, because other ranges make progress meanwhile.
   if (++attempts_ == 1) deadline_ = Clock::now() + client_->options().deadline;
-  attempt_ = make_attempt();
+  attempt_ = make_attempt(doubts_connections_);
   if (attempt_ == nullptr) {
     const Verdict refused{Verdict::Action::kFail, "libcurl refuses the request", ErrorCode::kIo, EINVAL};
     return finish(refused.error(*object_, left()));
@@ -225,6 +229,7 @@ void RangeRead::end_stalled_attempt() {
   reactor().drop(hedge_);
   attempt_.reset();
   second_.reset();
+  doubts_connections_ = true;
   retry({Verdict::Action::kRetry, "the server sent nothing for " + patience + " ms, or too little by the deadline",
          ErrorCode::kIo, ETIMEDOUT});
 }
@@ -235,7 +240,7 @@ void RangeRead::hedge() {
   if (shard_.hedged * kRequestsOfHedge > shard_.started || !shard_.window_of(access_->url).try_enter()) return;
   ++shard_.hedged;
   client_->statistics().hedges.fetch_add(1, std::memory_order_relaxed);
-  second_ = make_attempt();
+  second_ = make_attempt(/*fresh_connection=*/true);
 }
 
 // Returns false if another attempt delivers already.
@@ -259,6 +264,7 @@ bool RangeRead::take_first_byte(Attempt& attempt) {
 void RangeRead::attempt_ended(Attempt& attempt, Verdict verdict) {
   const auto self = shared_from_this();
   const bool delivered = attempt.delivers();
+  doubts_connections_ = !attempt.answered();
   std::unique_ptr<Attempt>& ended = attempt_.get() == &attempt ? attempt_ : second_;
   std::unique_ptr<Attempt>& other = attempt_.get() == &attempt ? second_ : attempt_;
   ended.reset();

@@ -42,7 +42,7 @@ class RangeRead : public std::enable_shared_from_this<RangeRead> {
   void take_access(std::shared_ptr<const ObjectAccess> access, std::optional<Error> error);
   void start_attempt();
   HttpRequest request_for(const std::string& url) const;
-  std::unique_ptr<Attempt> make_attempt();
+  std::unique_ptr<Attempt> make_attempt(bool fresh_connection);
   void watch();
   void look_at_progress();
   void end_stalled_attempt();
@@ -68,6 +68,7 @@ class RangeRead : public std::enable_shared_from_this<RangeRead> {
   unsigned accesses_dropped_ = 0;  // since the last byte
   unsigned idle_attempts_ = 0;  // in a row, without a byte
   uint64_t attempts_ = 0;
+  bool doubts_connections_ = false;  // the last attempt got no answer: others in the pool may be dead, too
   // At most one of them delivers: the first that has a byte. The other one then ends.
   std::unique_ptr<Attempt> attempt_, second_;
   Clock::time_point last_byte_;

@@ -32,6 +32,7 @@ TEST(CurlApi, OptionsAreThoseOfTheHeader) {
   EXPECT_EQ(int{CurlApi::kSeekFunction}, CURLOPT_SEEKFUNCTION);
   EXPECT_EQ(int{CurlApi::kUpload}, CURLOPT_UPLOAD);
   EXPECT_EQ(int{CurlApi::kNoBody}, CURLOPT_NOBODY);
+  EXPECT_EQ(int{CurlApi::kFreshConnect}, CURLOPT_FRESH_CONNECT);
   EXPECT_EQ(int{CurlApi::kHttpVersion}, CURLOPT_HTTP_VERSION);
   EXPECT_EQ(int{CurlApi::kBufferSize}, CURLOPT_BUFFERSIZE);
   EXPECT_EQ(int{CurlApi::kNoSignal}, CURLOPT_NOSIGNAL);

@@ -63,6 +63,51 @@ TEST_F(RangeAttempts, ARedirectWithoutAnEndIsAnError) {
   EXPECT_EQ(server_->requests(), 6U);
 }
 
+// Answers on the connections that were made before `is_dead` was set, and on none of them after.
+// Their servers' threads are those that have answered before.
+Answer until_dead(const RangeServer& server, const Asked& asked, const std::atomic<bool>& is_dead) {
+  static thread_local bool is_of_before = false;
+  Answer answer = server.usual(asked);
+  if (!is_dead) {
+    is_of_before = true;
+    answer.delay = 50ms;  // so that each range has a connection of its own
+  } else if (is_of_before) {
+    answer = {"", {}, Then::kStall};
+  }
+  return answer;
+}
+
+TEST_F(RangeAttempts, AfterAnAttemptWithoutAByteTheNextHasAFreshConnection) {
+  HttpOptions options = quick();
+  options.hedge = false;
+  std::atomic<bool> is_dead{false};
+  serve([&](const RangeServer& server, const Asked& asked) { return until_dead(server, asked, is_dead); }, options);
+  std::vector<std::future<Outcome>> reads;
+  for (int i = 0; i < 8; ++i) reads.push_back(begin(kRange));
+  for (auto& one : reads) expect_right(outcome_of(std::move(one)));
+  ASSERT_GT(server_->connections(), 2U);
+  is_dead = true;
+  const auto before = client_->statistics().retries.load();
+  expect_right(read());
+  EXPECT_EQ(client_->statistics().retries - before, 1U);
+}
+
+TEST_F(RangeAttempts, ASecondRequestHasAFreshConnection) {
+  HttpOptions options = quick();
+  options.stall_timeout = 30s;
+  options.deadline = 60s;
+  std::atomic<bool> is_dead{false};
+  serve([&](const RangeServer& server, const Asked& asked) { return until_dead(server, asked, is_dead); }, options);
+  std::vector<std::future<Outcome>> reads;
+  for (int i = 0; i < 64; ++i) reads.push_back(begin({0, 1000}));  // the slow ones are known then
+  for (auto& one : reads) expect_right(outcome_of(std::move(one)), {0, 1000});
+  ASSERT_GT(server_->connections(), 2U);
+  is_dead = true;
+  const auto begun = HttpReactor::Clock::now();
+  expect_right(read());
+  EXPECT_LT(HttpReactor::Clock::now() - begun, 15s);
+}
+
 // Whether this libcurl need not wait for a lookup: see CurlApi::kQuickExit.
 bool has_quick_exit() {
   const CurlApi& curl = *CurlApi::get();
