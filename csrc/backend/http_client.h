@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <random>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -107,6 +108,7 @@ struct HttpShard {
   std::map<std::string, HttpWindow, std::less<>> windows;  // by host
   FirstByteTimes first_bytes;
   uint64_t started = 0, hedged = 0;
+  std::minstd_rand random{std::random_device{}()};  // of pauses: processes must not keep the same ones
   HttpReactor reactor;  // the last member: its thread ends first
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <random>
 #include <string>
 #include <utility>
 
@@ -149,8 +150,7 @@ RangeRead::RangeRead(std::shared_ptr<HttpClient> client, std::shared_ptr<RemoteO
       range_(range),
       sink_(std::move(sink)),
       done_(std::move(done)),
-      position_(range.begin),
-      random_(static_cast<unsigned>(std::hash<std::string>()(object_->location()) ^ range.begin)) {}
+      position_(range.begin) {}
 
 RangeRead::~RangeRead() = default;
 
@@ -305,7 +305,7 @@ std::chrono::milliseconds RangeRead::backoff(const Verdict& verdict) {
       static_cast<int64_t>(std::min(verdict.retry_after_s.value_or(0.0), kMostRetryAfterS) * 1e3));
   if (idle_attempts_ <= 1 && verdict.action == Verdict::Action::kRetry) return asked;
   const auto most = std::min(options.most_backoff, options.least_backoff * (1 << std::min(idle_attempts_, 16U)));
-  return asked + std::chrono::milliseconds(std::uniform_int_distribution<int64_t>(0, most.count())(random_));
+  return asked + std::chrono::milliseconds(std::uniform_int_distribution<int64_t>(0, most.count())(shard_.random));
 }
 
 void RangeRead::finish(std::optional<Error> error) {

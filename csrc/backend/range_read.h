@@ -11,7 +11,6 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <random>
 #include <span>
 
 #include "backend/http_client.h"
@@ -74,7 +73,6 @@ class RangeRead : public std::enable_shared_from_this<RangeRead> {
   Clock::time_point last_byte_;
   std::optional<uint64_t> position_at_look_;  // past the deadline
   HttpReactor::Timer watch_, hedge_;
-  std::minstd_rand random_;
 };
 
 }  // namespace gdsdata

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <future>
+#include <set>
 #include <string>
 
 #include "backend/http_exchange.h"
@@ -125,6 +126,13 @@ TEST(HttpShard, AHostHasOneWindow) {
   EXPECT_EQ(&shard.window_of("http://a/x?y"), &shard.window_of("https://a/z"));
   EXPECT_NE(&shard.window_of("http://a/x"), &shard.window_of("http://a:81/x"));
   EXPECT_EQ(shard.window_of("http://b?x").limit(), 4U);
+}
+
+TEST(HttpShard, EachHasPausesOfItsOwn) {
+  if (CurlApi::get() == nullptr) GTEST_SKIP() << CurlApi::refusal();
+  std::set<uint64_t> first;
+  for (int i = 0; i < 4; ++i) first.insert(HttpShard(1).random());
+  EXPECT_GT(first.size(), 1U);
 }
 
 class HttpExchange : public ::testing::Test {
