@@ -124,8 +124,9 @@ HttpWindow& HttpShard::window_of(std::string_view url) {
 
 HttpClient::HttpClient(const HttpOptions& options) : options_(options) {
   const size_t count = std::min(reactors_of(options), std::max<size_t>(1, options.connections));
+  const size_t each = options.connections / count, left = options.connections % count;
   for (size_t i = 0; i < count; ++i) {
-    shards_.push_back(std::make_unique<HttpShard>(std::max<size_t>(1, options.connections / count)));
+    shards_.push_back(std::make_unique<HttpShard>(std::max<size_t>(1, each + (i < left ? 1 : 0))));
   }
 }
 

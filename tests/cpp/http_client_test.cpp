@@ -135,6 +135,19 @@ TEST(HttpShard, EachHasPausesOfItsOwn) {
   EXPECT_GT(first.size(), 1U);
 }
 
+TEST(HttpClient, ItsReactorsShareAllConnections) {
+  if (CurlApi::get() == nullptr) GTEST_SKIP() << CurlApi::refusal();
+  HttpOptions options;
+  options.reactors = 4;
+  for (const size_t connections : {3, 4, 7, 8}) {
+    options.connections = connections;
+    HttpClient client(options);
+    size_t sum = 0;
+    for (size_t i = 0; i < std::min<size_t>(4, connections); ++i) sum += client.next_shard().most;
+    EXPECT_EQ(sum, connections);
+  }
+}
+
 class HttpExchange : public ::testing::Test {
  protected:
   void SetUp() override {
