@@ -35,7 +35,8 @@ CachedRead::CachedRead(const Request& request, std::shared_ptr<HttpClient> clien
       client_(std::move(client)),
       fetched_(std::move(fetched)),
       cached_(*request.file->cached()),
-      scatter_(request) {
+      scatter_(request),
+      is_over_(std::make_shared<std::atomic<bool>>(false)) {
   completion_.tag = request.tag;
   const auto first = static_cast<size_t>(request.offset / cached_.block_bytes());
   const auto last = static_cast<size_t>((request.offset + request.length - 1) / cached_.block_bytes());
@@ -136,7 +137,8 @@ void CachedRead::begin_fetch(std::unique_ptr<Fetch> fetch) {
       [shared, fetched = fetched_](std::optional<Error> error) {
         (*shared)->error = std::move(error);
         fetched(std::move(*shared));
-      });
+      },
+      [is_over = is_over_] { return is_over->load(std::memory_order_relaxed); });
   ++fetches_;
 }
 
@@ -149,6 +151,12 @@ void CachedRead::take(std::unique_ptr<Fetch> fetch) {
   fetch->fill();
   completion_.storage_bytes += fetch->range.length();
   deliver(fetch->range, fetch->bytes.get(), fetch->is_kept ? Route::kCacheFill : Route::kRemote);
+}
+
+void CachedRead::note_canceled() {
+  if (error_ || !request_.is_canceled()) return;
+  error_ = Error{ErrorCode::kClosed, "the read was canceled"};
+  is_over_->store(true, std::memory_order_relaxed);
 }
 
 // The part of a range that the request wants.

@@ -5,6 +5,7 @@
 //                         kNoRoom: fetch the wanted bytes alone
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -44,10 +45,14 @@ class CachedRead {
   using Fetched = std::function<void(std::unique_ptr<Fetch>)>;
 
   CachedRead(const Request& request, std::shared_ptr<HttpClient> client, Fetched fetched);
+  // Fetches end with the attempts in flight.
+  ~CachedRead() { is_over_->store(true, std::memory_order_relaxed); }
 
   // Reads, claims and begins to fetch whatever it can.
   void advance() noexcept;
   void take(std::unique_ptr<Fetch> fetch);
+  // If the request was canceled, fetches end with the attempts in flight, and the read with them.
+  void note_canceled();
   bool waits_for_others() const { return !pending_.empty() && !error_; }
   bool ended() const { return fetches_ == 0 && (pending_.empty() || error_); }
   Completion finish();
@@ -68,6 +73,7 @@ class CachedRead {
   const Fetched fetched_;
   CachedObject& cached_;
   Scatter scatter_;
+  const std::shared_ptr<std::atomic<bool>> is_over_;  // nobody waits for the fetches
   std::vector<size_t> pending_;  // blocks that are neither read nor being fetched
   size_t fetches_ = 0;           // in flight
   Completion completion_;

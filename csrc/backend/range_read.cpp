@@ -133,9 +133,9 @@ class RangeRead::Attempt final : public HttpReceiver {
 };
 
 void RangeRead::begin(std::shared_ptr<HttpClient> client, std::shared_ptr<RemoteObject> object, ObjectRange range,
-                      Sink sink, Done done) {
-  std::shared_ptr<RangeRead> read(
-      new RangeRead(std::move(client), std::move(object), range, std::move(sink), std::move(done)));
+                      Sink sink, Done done, Canceled canceled) {
+  std::shared_ptr<RangeRead> read(new RangeRead(std::move(client), std::move(object), range, std::move(sink),
+                                                std::move(done), std::move(canceled)));
   read->reactor().post([read] {
     read->self_ = read;
     read->ask_access();
@@ -143,13 +143,14 @@ void RangeRead::begin(std::shared_ptr<HttpClient> client, std::shared_ptr<Remote
 }
 
 RangeRead::RangeRead(std::shared_ptr<HttpClient> client, std::shared_ptr<RemoteObject> object, ObjectRange range,
-                     Sink sink, Done done)
+                     Sink sink, Done done, Canceled canceled)
     : client_(std::move(client)),
       shard_(client_->next_shard()),
       object_(std::move(object)),
       range_(range),
       sink_(std::move(sink)),
       done_(std::move(done)),
+      canceled_(std::move(canceled)),
       position_(range.begin) {}
 
 RangeRead::~RangeRead() = default;
@@ -190,6 +191,10 @@ std::unique_ptr<RangeRead::Attempt> RangeRead::make_attempt(bool fresh_connectio
 }
 
 void RangeRead::start_attempt() {
+  if (is_canceled()) {
+    shard_.window_of(access_->url).leave(false);
+    return finish_canceled();
+  }
   // Time in a queue does not count, because other ranges make progress meanwhile.
   if (++attempts_ == 1) deadline_ = Clock::now() + client_->options().deadline;
   attempt_ = make_attempt(doubts_connections_);
@@ -236,7 +241,7 @@ void RangeRead::end_stalled_attempt() {
 
 // Asks once more, on another connection, for a range that is among the slowest to begin.
 void RangeRead::hedge() {
-  if (attempt_ == nullptr || attempt_->delivers() || second_ != nullptr) return;
+  if (attempt_ == nullptr || attempt_->delivers() || second_ != nullptr || is_canceled()) return;
   if (shard_.hedged * kRequestsOfHedge > shard_.started || !shard_.window_of(access_->url).try_enter()) return;
   ++shard_.hedged;
   client_->statistics().hedges.fetch_add(1, std::memory_order_relaxed);
@@ -278,6 +283,7 @@ void RangeRead::attempt_ended(Attempt& attempt, Verdict verdict) {
 
 void RangeRead::retry(const Verdict& verdict) {
   using Action = Verdict::Action;
+  if (is_canceled()) return finish_canceled();
   ++idle_attempts_;
   auto pause = verdict.action == Action::kRetrySigned ? std::chrono::milliseconds(0) : backoff(verdict);
   const bool is_throttled = verdict.action == Action::kRetryThrottled;
@@ -306,6 +312,11 @@ std::chrono::milliseconds RangeRead::backoff(const Verdict& verdict) {
   if (idle_attempts_ <= 1 && verdict.action == Verdict::Action::kRetry) return asked;
   const auto most = std::min(options.most_backoff, options.least_backoff * (1 << std::min(idle_attempts_, 16U)));
   return asked + std::chrono::milliseconds(std::uniform_int_distribution<int64_t>(0, most.count())(shard_.random));
+}
+
+void RangeRead::finish_canceled() {
+  const Verdict canceled{Verdict::Action::kFail, "the read was canceled", ErrorCode::kClosed};
+  finish(canceled.error(*object_, range_));
 }
 
 void RangeRead::finish(std::optional<Error> error) {

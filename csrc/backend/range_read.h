@@ -26,9 +26,12 @@ class RangeRead : public std::enable_shared_from_this<RangeRead> {
   using Sink = std::function<void(uint64_t offset, std::span<const std::byte>)>;
   // The last call. Must not block.
   using Done = std::function<void(std::optional<Error>)>;
+  // Returns true once nobody wants the bytes. The range then ends with the attempt in flight, before
+  // its deadline. Not called after `done`.
+  using Canceled = std::function<bool()>;
 
   static void begin(std::shared_ptr<HttpClient> client, std::shared_ptr<RemoteObject> object, ObjectRange range,
-                    Sink sink, Done done);
+                    Sink sink, Done done, Canceled canceled = nullptr);
   ~RangeRead();
 
  private:
@@ -36,7 +39,7 @@ class RangeRead : public std::enable_shared_from_this<RangeRead> {
   using Clock = HttpReactor::Clock;
 
   RangeRead(std::shared_ptr<HttpClient> client, std::shared_ptr<RemoteObject> object, ObjectRange range, Sink sink,
-            Done done);
+            Done done, Canceled canceled);
   void ask_access();
   void take_access(std::shared_ptr<const ObjectAccess> access, std::optional<Error> error);
   void start_attempt();
@@ -49,6 +52,8 @@ class RangeRead : public std::enable_shared_from_this<RangeRead> {
   bool take_first_byte(Attempt& attempt);
   void attempt_ended(Attempt& attempt, Verdict verdict);
   void retry(const Verdict& verdict);
+  bool is_canceled() const { return canceled_ && canceled_(); }
+  void finish_canceled();
   void finish(std::optional<Error> error);
   std::chrono::milliseconds backoff(const Verdict& verdict);
   ObjectRange left() const { return {position_, range_.end}; }
@@ -61,6 +66,7 @@ class RangeRead : public std::enable_shared_from_this<RangeRead> {
   const ObjectRange range_;
   const Sink sink_;
   Done done_;
+  const Canceled canceled_;
   Clock::time_point deadline_;  // from the first attempt on
   uint64_t position_;  // bytes before it are delivered
   std::shared_ptr<const ObjectAccess> access_;

@@ -173,7 +173,8 @@ class RemoteBackend final : public Backend {
           }
           completion.error = std::move(error);
           inbox->put(std::move(completion));
-        });
+        },
+        [request] { return request.is_canceled(); });
     ++remote_in_flight_;
   }
 
@@ -195,6 +196,7 @@ class RemoteBackend final : public Backend {
   size_t reap_cached(std::span<Completion> completions) {
     size_t count = 0;
     std::erase_if(cached_, [&](Cached& one) {
+      one.read->note_canceled();
       if (one.read->waits_for_others()) one.read->advance();
       if (count == completions.size() || !one.read->ended()) return false;
       completions[count++] = one.read->finish();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <numeric>
@@ -78,6 +79,9 @@ struct Request {
   // A read whose bytes are on a server, at least some of them. It may be longer than the backend's
   // other requests.
   bool remote = false;
+  // Of a remote read, may be null: true once nobody wants its bytes.
+  const std::atomic<bool>* canceled = nullptr;
+  bool is_canceled() const { return canceled != nullptr && canceled->load(std::memory_order_relaxed); }
 };
 
 // If there is no error, every piece is in place, or every byte is written to the file.

@@ -82,6 +82,7 @@ class Group {
   }
   uint32_t& part_checksum(size_t part) { return part_checksums_[part]; }
   bool cancelled() const { return cancelled_.load(std::memory_order_relaxed); }
+  const std::atomic<bool>& cancelled_flag() const { return cancelled_; }
   bool is_short() const { return is_short_; }
   bool past_caches() const { return past_caches_; }
 

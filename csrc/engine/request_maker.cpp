@@ -26,7 +26,8 @@ void RequestMaker::add_reads(Lane& lane, ActiveSegment& active, std::span<const 
     const auto pieces = std::span(active.pieces).subspan(range.first_piece, range.piece_count);
     lane.add(active, range.file,
              {0, Direction::kRead, conversion, &active.file(range.file), range.offset, range.length, pieces,
-              /*owns_pages=*/active.place.has_pages_of(pieces.front()), remote});
+              /*owns_pages=*/active.place.has_pages_of(pieces.front()), remote,
+              remote ? &active.group().cancelled_flag() : nullptr});
   };
   for (const Range& range : ranges_) add(range, /*remote=*/false);
   for (const Range& range : remote_ranges_) add(range, /*remote=*/true);

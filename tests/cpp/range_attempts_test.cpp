@@ -108,6 +108,20 @@ TEST_F(RangeAttempts, ASecondRequestHasAFreshConnection) {
   EXPECT_LT(HttpReactor::Clock::now() - begun, 15s);
 }
 
+TEST_F(RangeAttempts, RangesThatWereCanceledAreNotAskedForAgain) {
+  HttpOptions options = quick();
+  options.hedge = false;
+  serve([](const RangeServer&, const Asked&) { return Answer{"", {}, Then::kStall}; }, options);
+  std::atomic<bool> canceled{false};
+  std::vector<std::future<Outcome>> reads;
+  for (int i = 0; i < 20; ++i) reads.push_back(begin(kRange, [&] { return canceled.load(); }));
+  while (server_->requests() < 8) std::this_thread::sleep_for(1ms);
+  canceled = true;
+  const size_t requests = server_->requests();
+  for (auto& one : reads) expect_error(outcome_of(std::move(one)), ErrorCode::kClosed);
+  EXPECT_LE(server_->requests(), requests + 8);  // those that began at the same time
+}
+
 // Whether this libcurl need not wait for a lookup: see CurlApi::kQuickExit.
 bool has_quick_exit() {
   const CurlApi& curl = *CurlApi::get();

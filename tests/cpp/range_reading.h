@@ -57,7 +57,7 @@ class RangeReading : public ::testing::Test {
     Bytes bytes;
   };
 
-  std::future<Outcome> begin(ObjectRange range) {
+  std::future<Outcome> begin(ObjectRange range, RangeRead::Canceled canceled = nullptr) {
     struct State {
       std::promise<Outcome> promise;
       Outcome outcome;
@@ -76,7 +76,8 @@ class RangeReading : public ::testing::Test {
           EXPECT_FALSE(std::exchange(state->is_done, true));
           state->outcome.error = std::move(error);
           state->promise.set_value(state->outcome);
-        });
+        },
+        std::move(canceled));
     return future;
   }
 

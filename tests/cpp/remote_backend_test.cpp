@@ -214,6 +214,32 @@ TEST_F(RemoteBackendTest, AFailedRangeIsAnErrorAndTheOthersAreRight) {
   expect_right(ended, all);
 }
 
+TEST_F(RemoteBackendTest, RequestsThatWereCanceledEndWithTheAttemptInFlight) {
+  HttpOptions options;
+  options.reactors = 1;
+  options.stall_timeout = 200ms;
+  options.hedge = false;
+  configure_http_client(options);
+  for (const bool is_cached : {false, true}) {
+    serve([](const RangeServer&, const Asked&) { return Answer{"", {}, Then::kStall}; });
+    if (is_cached) cache_blocks();
+    const auto backend = make_backend();
+    std::atomic<bool> canceled{false};
+    const auto one = reading(0, true, 0, 3 * kBlock);
+    one->request.canceled = &canceled;
+    ASSERT_EQ(backend->submit({&one->request, 1}), 1U);
+    while (server_->requests() == 0) std::this_thread::sleep_for(1ms);
+    canceled = true;
+    std::vector<Completion> ended(4);
+    size_t count = 0;
+    for (int turn = 0; turn < 600 && count == 0; ++turn) count = backend->reap(ended, 1, 100ms);
+    ASSERT_EQ(count, 1U);
+    ASSERT_TRUE(ended[0].error);
+    EXPECT_EQ(ended[0].error->code, ErrorCode::kClosed);
+    EXPECT_LE(server_->requests(), 3U);  // it is canceled before the attempt in flight ends, or the next one
+  }
+}
+
 TEST_F(RemoteBackendTest, ASubmitThatCannotBeginReportsWhatItTookBefore) {
   serve();
   const auto first = reading(0, false, 0, 1000), second = reading(1, true, 0, 1000);
