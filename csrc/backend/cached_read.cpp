@@ -14,6 +14,14 @@
 
 namespace gdsdata {
 
+namespace {
+
+// The pause between two looks at the blocks of others is a part of the wait so far, within bounds.
+constexpr int kLooksOfWait = 8;
+constexpr std::chrono::milliseconds kShortestPause{1}, kLongestPause{50};
+
+}  // namespace
+
 CachedRead::Fetch::Fetch(CachedRead& owner, size_t block, ObjectRange of_block, bool is_claimed)
     : read(&owner), object(owner.request_.file->cached()), first_block(block), range(of_block), is_kept(is_claimed) {}
 
@@ -63,6 +71,10 @@ void CachedRead::advance() noexcept {
 }
 
 void CachedRead::advance_all() {
+  const auto now = Clock::now();
+  // The process that fetches a block may be stopped, or its server may hang.
+  const bool waited_too_long = now - waits_since_ >= client_->options().stall_timeout;
+  const size_t before = pending_.size();
   std::unique_ptr<Fetch> run;
   std::erase_if(pending_, [&](size_t block) {
     if (error_) return false;
@@ -71,7 +83,9 @@ void CachedRead::advance_all() {
         read_block(block);
         return true;
       case CachedObject::Claim::kElsewhere:
-        return false;
+        if (!waited_too_long) return false;
+        add(block, /*is_kept=*/false, run);
+        return true;
       case CachedObject::Claim::kClaimed:
         add(block, /*is_kept=*/true, run);
         return true;
@@ -82,6 +96,8 @@ void CachedRead::advance_all() {
     return false;
   });
   if (run != nullptr) begin_fetch(std::move(run));
+  if (pending_.size() < before) waits_since_ = now;
+  next_look_ = now + std::clamp<Clock::duration>((now - waits_since_) / kLooksOfWait, kShortestPause, kLongestPause);
 }
 
 // Adds a block to a run, or begins to fetch that one and makes another.

@@ -2,7 +2,7 @@
 // missing ones are fetched, kept, and passed on.
 //
 //   each block --claim--> kPresent: read    kClaimed: fetch, fill    kElsewhere: wait for another
-//                         kNoRoom: fetch the wanted bytes alone
+//                         kNoRoom, or kElsewhere for too long: fetch the wanted bytes alone
 #pragma once
 
 #include <atomic>
@@ -41,6 +41,7 @@ class CachedRead {
     std::unique_ptr<std::byte[]> bytes;
     std::optional<Error> error;
   };
+  using Clock = HttpReactor::Clock;
   // Called once for each fetch, on a reactor's thread. Must not block.
   using Fetched = std::function<void(std::unique_ptr<Fetch>)>;
 
@@ -54,6 +55,8 @@ class CachedRead {
   // If the request was canceled, fetches end with the attempts in flight, and the read with them.
   void note_canceled();
   bool waits_for_others() const { return !pending_.empty() && !error_; }
+  // When `advance` has something to do, while it waits for others.
+  Clock::time_point next_look() const { return next_look_; }
   bool ended() const { return fetches_ == 0 && (pending_.empty() || error_); }
   Completion finish();
 
@@ -75,6 +78,8 @@ class CachedRead {
   Scatter scatter_;
   const std::shared_ptr<std::atomic<bool>> is_over_;  // nobody waits for the fetches
   std::vector<size_t> pending_;  // blocks that are neither read nor being fetched
+  Clock::time_point waits_since_ = Clock::now();  // or since others last filled one of them
+  Clock::time_point next_look_;
   size_t fetches_ = 0;           // in flight
   Completion completion_;
   std::optional<Error> error_;

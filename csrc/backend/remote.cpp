@@ -19,7 +19,7 @@ namespace gdsdata {
 
 namespace {
 
-// While another source of completions has to be asked, the wait for the reactors is this long.
+// While the local backend has to be asked, too, the wait for the reactors is this long.
 constexpr std::chrono::milliseconds kTurn{1};
 constexpr std::chrono::milliseconds kNoWait{0};
 
@@ -94,14 +94,9 @@ class RemoteBackend final : public Backend {
       count += reap_cached(completions.subspan(count));
       const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
       const bool waits = count < min && left.count() > 0;
-      const bool in_turns = local_in_flight_ > 0 || waits_for_others();
       bool interrupted = false;
       results_.clear();
-      inbox_->take(results_, completions.size() - count,
-                   !waits     ? kNoWait
-                   : in_turns ? std::min(left, kTurn)
-                              : left,
-                   interrupted);
+      inbox_->take(results_, completions.size() - count, waits ? std::min(left, patience()) : kNoWait, interrupted);
       for (Inbox::Result& result : results_) {
         if (auto* completion = std::get_if<Completion>(&result)) {
           --remote_in_flight_;
@@ -188,16 +183,24 @@ class RemoteBackend final : public Backend {
     cached_.back().read->advance();
   }
 
-  bool waits_for_others() const {
-    return std::any_of(cached_.begin(), cached_.end(), [](const Cached& one) { return one.read->waits_for_others(); });
+  // How long the reactors may be waited for: then others are asked.
+  std::chrono::milliseconds patience() const {
+    if (local_in_flight_ > 0) return kTurn;
+    auto until = CachedRead::Clock::time_point::max();
+    for (const Cached& one : cached_) {
+      if (one.read->waits_for_others()) until = std::min(until, one.read->next_look());
+    }
+    if (until == CachedRead::Clock::time_point::max()) return std::chrono::milliseconds::max();
+    return std::max(kNoWait, std::chrono::ceil<std::chrono::milliseconds>(until - CachedRead::Clock::now()));
   }
 
   // Completes cached reads, as many as fit.
   size_t reap_cached(std::span<Completion> completions) {
     size_t count = 0;
+    const auto now = CachedRead::Clock::now();
     std::erase_if(cached_, [&](Cached& one) {
       one.read->note_canceled();
-      if (one.read->waits_for_others()) one.read->advance();
+      if (one.read->waits_for_others() && one.read->next_look() <= now) one.read->advance();
       if (count == completions.size() || !one.read->ended()) return false;
       completions[count++] = one.read->finish();
       buffer_bytes_ -= one.buffer_bytes;

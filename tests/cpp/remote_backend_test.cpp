@@ -339,6 +339,24 @@ TEST_F(RemoteBackendTest, ABackendThatIsGivenUpReleasesItsClaims) {
   expect_right(run(*backend, all), all);
 }
 
+TEST_F(RemoteBackendTest, ABlockThatAnotherHoldsForTooLongIsFetchedForThisReadAlone) {
+  HttpOptions options;
+  options.stall_timeout = 200ms;
+  configure_http_client(options);
+  serve();
+  cache_blocks();
+  CachedObject& held = *remote_file_->cached();
+  ASSERT_EQ(held.claim(1), CachedObject::Claim::kClaimed);  // as a process that is stopped
+  const auto backend = make_backend();
+  std::vector<std::unique_ptr<Reading>> all;
+  all.push_back(reading(0, true, 0, 2 * kBlock - 1000));
+  const auto ended = run(*backend, all);
+  expect_right(ended, all);
+  EXPECT_EQ(bytes_by(Route::kRemote, ended), kBlock - 1000);
+  EXPECT_EQ(bytes_by(Route::kCacheFill, ended), kBlock);
+  held.release(1);
+}
+
 TEST_F(RemoteBackendTest, WithoutRoomInTheCacheBytesArePassedOn) {
   serve();
   cache_blocks(8 * kBlock);
