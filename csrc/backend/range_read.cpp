@@ -12,16 +12,18 @@ namespace gdsdata {
 
 namespace {
 
-// After so many attempts in a row without a byte, the range fails, if the deadline has not passed
+// After so many attempts in a row without progress, the range fails, if the deadline has not passed
 // before. A server that is busy says so: then only the deadline counts.
 constexpr unsigned kMostIdleAttempts = 12;
-// An access that expires on its way is renewed so often without a byte. One that is refused may
+// An access that expires on its way is renewed so often without progress. One that is refused may
 // have been withdrawn, and is renewed once.
 constexpr unsigned kMostRenewals = 3;
 // Signatures have the time in seconds, so within one of them the next is the same.
 constexpr std::chrono::milliseconds kNextSignature{1000};
 // Past the deadline, a response goes on if it has so many bytes in each stall_timeout.
 constexpr uint64_t kLeastProgressBytes = 64 << 10;
+// An attempt makes progress if it brings so many bytes, or this part of a short range.
+constexpr uint64_t kAttemptsOfRange = 32;
 // The beginning of a refusal's body, which names the reason.
 constexpr size_t kMostReasonBytes = 4096;
 // At most one request in so many is asked for twice.
@@ -73,8 +75,6 @@ class RangeRead::Attempt final : public HttpReceiver {
     owner_.sink_(owner_.position_, bytes);
     owner_.position_ += bytes.size();
     received_ += bytes.size();
-    owner_.idle_attempts_ = 0;
-    owner_.accesses_dropped_ = 0;
     owner_.last_byte_ = Clock::now();
     owner_.client_->statistics().bytes.fetch_add(bytes.size(), std::memory_order_relaxed);
     return true;
@@ -103,6 +103,7 @@ class RangeRead::Attempt final : public HttpReceiver {
 
   bool delivers() const { return delivers_; }
   void deliver() { delivers_ = true; }
+  uint64_t received() const { return received_; }
   bool answered() const { return head_.status != 0; }
 
  private:
@@ -232,8 +233,10 @@ void RangeRead::end_stalled_attempt() {
   const auto self = shared_from_this();
   const auto patience = std::to_string(client_->options().stall_timeout.count());
   reactor().drop(hedge_);
-  attempt_.reset();
-  second_.reset();
+  for (std::unique_ptr<Attempt>* const one : {&attempt_, &second_}) {
+    if (*one != nullptr) note_end_of(**one);
+    one->reset();
+  }
   doubts_connections_ = true;
   retry({Verdict::Action::kRetry, "the server sent nothing for " + patience + " ms, or too little by the deadline",
          ErrorCode::kIo, ETIMEDOUT});
@@ -269,7 +272,7 @@ bool RangeRead::take_first_byte(Attempt& attempt) {
 void RangeRead::attempt_ended(Attempt& attempt, Verdict verdict) {
   const auto self = shared_from_this();
   const bool delivered = attempt.delivers();
-  doubts_connections_ = !attempt.answered();
+  note_end_of(attempt);
   std::unique_ptr<Attempt>& ended = attempt_.get() == &attempt ? attempt_ : second_;
   std::unique_ptr<Attempt>& other = attempt_.get() == &attempt ? second_ : attempt_;
   ended.reset();
@@ -279,6 +282,17 @@ void RangeRead::attempt_ended(Attempt& attempt, Verdict verdict) {
   reactor().drop(watch_);
   reactor().drop(hedge_);
   retry(verdict);
+}
+
+uint64_t RangeRead::least_progress() const {
+  return std::clamp<uint64_t>(range_.length() / kAttemptsOfRange, 1, kLeastProgressBytes);
+}
+
+void RangeRead::note_end_of(const Attempt& attempt) {
+  doubts_connections_ = !attempt.answered();
+  if (attempt.received() < least_progress()) return;
+  idle_attempts_ = 0;
+  accesses_dropped_ = 0;
 }
 
 void RangeRead::retry(const Verdict& verdict) {

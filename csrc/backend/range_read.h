@@ -51,6 +51,8 @@ class RangeRead : public std::enable_shared_from_this<RangeRead> {
   void hedge();
   bool take_first_byte(Attempt& attempt);
   void attempt_ended(Attempt& attempt, Verdict verdict);
+  void note_end_of(const Attempt& attempt);
+  uint64_t least_progress() const;
   void retry(const Verdict& verdict);
   bool is_canceled() const { return canceled_ && canceled_(); }
   void finish_canceled();
@@ -70,8 +72,8 @@ class RangeRead : public std::enable_shared_from_this<RangeRead> {
   Clock::time_point deadline_;  // from the first attempt on
   uint64_t position_;  // bytes before it are delivered
   std::shared_ptr<const ObjectAccess> access_;
-  unsigned accesses_dropped_ = 0;  // since the last byte
-  unsigned idle_attempts_ = 0;  // in a row, without a byte
+  unsigned accesses_dropped_ = 0;  // since the last progress
+  unsigned idle_attempts_ = 0;  // in a row, without progress
   uint64_t attempts_ = 0;
   bool doubts_connections_ = false;  // the last attempt got no answer: others in the pool may be dead, too
   // At most one of them delivers: the first that has a byte. The other one then ends.

@@ -108,6 +108,13 @@ TEST_F(RangeAttempts, ASecondRequestHasAFreshConnection) {
   EXPECT_LT(HttpReactor::Clock::now() - begun, 15s);
 }
 
+TEST_F(RangeAttempts, AServerThatSendsOneByteATimeIsGivenUpAfterSomeAttempts) {
+  serve([](const RangeServer& server, const Asked& asked) { return server.cut(asked, 1, Then::kClose); });
+  const Error error = expect_error(read(), ErrorCode::kIo);
+  EXPECT_NE(error.message.find("tried 12 times"), std::string::npos) << error.message;
+  EXPECT_EQ(server_->requests(), 12U);
+}
+
 TEST_F(RangeAttempts, RangesThatWereCanceledAreNotAskedForAgain) {
   HttpOptions options = quick();
   options.hedge = false;
