@@ -55,6 +55,13 @@ std::string shown(const std::string& location) {
 
 Verdict wrong_answer(std::string reason) { return {Action::kRetry, std::move(reason), ErrorCode::kIo, EPROTO}; }
 
+Verdict without_ranges() {
+  return {Action::kFail,
+          "the server sent the whole object: it does not serve ranges; copy the object to a store that does, or to a "
+          "local disk",
+          ErrorCode::kIo, EOPNOTSUPP};
+}
+
 Verdict another_version(const std::string& how) {
   return {Action::kFail,
           "the object was replaced since it was indexed (" + how +
@@ -89,20 +96,19 @@ Verdict judge_content(const HttpHead& head, const RemoteObject& object, ObjectRa
       return wrong_answer("the server sent the bytes " + std::to_string(range->first) + " to " +
                           std::to_string(range->last) + " instead, the last one included");
     }
-  } else if (head.status == 206 || length == asked.length()) {
+  } else if (head.status == 206) {
     // No Content-Range: rclone's server answers so. Only the length can be checked.
-    if (length && *length != asked.length()) {
-      return wrong_answer("the server sent " + std::to_string(*length) + " bytes instead of " +
-                          std::to_string(asked.length()));
+    if (length != asked.length()) {
+      return wrong_answer("the server sent " + (length ? std::to_string(*length) + " bytes" : "a part of no length") +
+                          " instead of " + std::to_string(asked.length()));
     }
-  } else if (length == object.size_bytes() || !length) {
-    return {Action::kFail,
-            "the server sent the whole object: it does not serve ranges; copy the object to a store that does, or to a "
-            "local disk",
-            ErrorCode::kIo, EOPNOTSUPP};
+  } else if (length == object.size_bytes()) {
+    if (asked.length() != object.size_bytes()) return without_ranges();
+  } else if (!length) {
+    return without_ranges();
   } else {
     return wrong_answer("the server answered with status " + std::to_string(head.status) + " and " +
-                        std::to_string(*length) + " bytes instead of " + std::to_string(asked.length()));
+                        std::to_string(*length) + " bytes, which are not the range that it was asked for");
   }
   const std::string_view tag = head.version_tag();
   // Without a version from the index, that of the first response is the right one.

@@ -129,7 +129,9 @@ TEST_F(RangeReading, MoreBytesThanAskedForAreRefused) {
     Answer answer = server.usual(asked);
     if (asked.number > 0) return answer;
     asked.end += 10;
-    answer.head = "HTTP/1.1 206 x\r\nTransfer-Encoding: chunked\r\n\r\n" + std::string("30d4a\r\n");  // 200010 bytes
+    answer.head =
+        "HTTP/1.1 206 x\r\nContent-Range: bytes 1000-200999/300000\r\nTransfer-Encoding: chunked\r\n\r\n"
+        "30d4a\r\n";  // 200010 bytes
     answer.body = server.usual(asked).body;
     return answer;
   });

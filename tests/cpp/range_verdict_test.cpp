@@ -57,7 +57,6 @@ const std::vector<Case>& cases() {
       {"an unknown size", 206, {"Content-Range: bytes 100-199/*"}, "", Action::kTake},
       {"the beginning of it", 206, {"Content-Range: bytes 100-149/1000"}, "", Action::kTake},
       {"200 with a range", 200, {"Content-Range: bytes 100-199/1000", "Content-Length: 100"}, "", Action::kTake},
-      {"200 of its length", 200, {"Content-Length: 100"}, "", Action::kTake},
       {"206 without a range", 206, {"Content-Length: 100"}, "", Action::kTake},
 
       {"another begin",
@@ -85,6 +84,8 @@ const std::vector<Case>& cases() {
        EPROTO,
        "one-two"},
       {"another length", 206, {"Content-Length: 99"}, "", Action::kRetry, ErrorCode::kIo, EPROTO, "99 bytes"},
+      {"206 of no length", 206, {}, "", Action::kRetry, ErrorCode::kIo, EPROTO, "no length"},
+      {"200 of its length", 200, {"Content-Length: 100"}, "", Action::kRetry, ErrorCode::kIo, EPROTO, "not the range"},
       {"200 of another length", 200, {"Content-Length: 77"}, "", Action::kRetry, ErrorCode::kIo, EPROTO},
       {"the whole object",
        200,
@@ -169,6 +170,14 @@ TEST(RangeVerdict, EachAnswerHasItsActionAndItsError) {
     EXPECT_EQ(verdict.system_errno, one.system_errno) << one.name;
     EXPECT_NE(verdict.reason.find(one.reason), std::string::npos) << one.name << ": " << verdict.reason;
   }
+}
+
+TEST(RangeVerdict, TheWholeObjectIsTakenIfItWasAskedFor) {
+  const RemoteObject object = object_at("s3://bucket/key");
+  const ObjectRange whole{0, kSize};
+  EXPECT_EQ(judge_content(head_of(200, {"Content-Length: 1000"}), object, whole).action, Action::kTake);
+  EXPECT_EQ(judge_content(head_of(200, {"Content-Length: 999"}), object, whole).action, Action::kRetry);
+  EXPECT_EQ(judge_content(head_of(200), object, whole).action, Action::kFail);
 }
 
 TEST(RangeVerdict, EachErrorNamesUrlRangeStatusAndRequest) {
