@@ -144,14 +144,15 @@ void CachedRead::begin_fetch(std::unique_ptr<Fetch> fetch) {
   fetch->bytes = std::make_unique_for_overwrite<std::byte[]>(fetch->range.length());
   const ObjectRange range = fetch->range;
   // std::function wants what can be copied.
-  const auto shared = std::make_shared<std::unique_ptr<Fetch>>(std::move(fetch));
+  const auto shared = std::make_shared<Fetches>();
+  shared->push_back(std::move(fetch));
   RangeRead::begin(
       client_, request_.file->remote(), range,
       [shared, first = range.begin](uint64_t offset, std::span<const std::byte> bytes) {
-        std::memcpy((*shared)->bytes.get() + (offset - first), bytes.data(), bytes.size());
+        std::memcpy(shared->front()->bytes.get() + (offset - first), bytes.data(), bytes.size());
       },
       [shared, fetched = fetched_](std::optional<Error> error) {
-        (*shared)->error = std::move(error);
+        shared->front()->error = std::move(error);
         fetched(std::move(*shared));
       },
       [is_over = is_over_] { return is_over->load(std::memory_order_relaxed); });

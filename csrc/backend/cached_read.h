@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <list>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -42,8 +43,10 @@ class CachedRead {
     std::optional<Error> error;
   };
   using Clock = HttpReactor::Clock;
-  // Called once for each fetch, on a reactor's thread. Must not block.
-  using Fetched = std::function<void(std::unique_ptr<Fetch>)>;
+  // Called once for each fetch, on a reactor's thread. Must not block or throw. The fetch is the only
+  // one of a list, so that it can be queued without memory.
+  using Fetches = std::list<std::unique_ptr<Fetch>>;
+  using Fetched = std::function<void(Fetches one)>;
 
   CachedRead(const Request& request, std::shared_ptr<HttpClient> client, Fetched fetched);
   // Fetches end with the attempts in flight.

@@ -62,6 +62,7 @@ struct CurlApi {
   enum Info : int {
     kResponseCode = 0x200002,
     kConnectionsMade = 0x20001a,
+    kPrivateData = 0x100015,
     kPrimaryIp = 0x100020,
     kRedirectUrl = 0x10001f,
     kOsErrno = 0x200019,

@@ -48,8 +48,13 @@ class Collector final : public HttpReceiver {
     is_cut = response.body.size() == most_body_bytes_;
     return !is_cut;
   }
-  void ended(const HttpEnd& how) override {
-    end = how;
+  void ended(const HttpEnd& how) noexcept override {
+    try {
+      end = how;
+    } catch (...) {
+      end.code = how.code;
+      end.thrown = current_error();
+    }
     complete.give();
   }
 
@@ -72,8 +77,15 @@ HttpResponse http_exchange(const HttpRequest& request, size_t most_body_bytes, c
   Collector collector(most_body_bytes);
   HttpReactor::Exchange exchange = HttpReactor::kNone;
   reactor.post([&] {
-    exchange = reactor.start(request, collector);
-    if (exchange == HttpReactor::kNone) collector.ended({CurlApi::kMalformedUrl, "libcurl refuses the request"});
+    try {
+      exchange = reactor.start(request, collector);
+      if (exchange == HttpReactor::kNone) collector.ended({CurlApi::kMalformedUrl, "libcurl refuses the request"});
+    } catch (...) {
+      HttpEnd end;
+      end.code = CurlApi::kWriteError;
+      end.thrown = current_error();
+      collector.ended(end);
+    }
   });
   while (!collector.complete.wait(kPollTime)) {
     try {
@@ -94,6 +106,7 @@ HttpResponse http_exchange(const HttpRequest& request, size_t most_body_bytes, c
   }
   const HttpEnd& end = collector.end;
   if (end.code != CurlApi::kOk && !collector.is_cut) {
+    if (end.thrown) throw Failure(*end.thrown);
     const Verdict verdict = judge_failure(end);
     const std::string url = without_query(request.url);
     throw Failure({verdict.code, request.method + " " + url + ": " + end.reason, url, 0, 0, verdict.system_errno});

@@ -4,9 +4,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <new>
 #include <utility>
 
-#include "base/error.h"
 #include "tuning.h"
 
 namespace gdsdata {
@@ -31,25 +31,40 @@ const CurlApi& libcurl() {
 
 }  // namespace
 
+// An exchange with libcurl's handle for it, from its start until its end is known.
 struct HttpReactor::Transfer {
-  HttpRequest request;
-  HttpReceiver* receiver = nullptr;
-  CurlApi::Easy easy = nullptr;
-  CurlApi::List* headers = nullptr;
-  HttpHead head;
-  bool head_taken = false;
-  bool refused = false;  // the receiver wants no more
-  size_t sent = 0;
-  char error[CurlApi::kErrorBytes] = {};
+  Transfer(HttpReactor& owner, HttpRequest asked, HttpReceiver& takes)
+      : reactor(owner), request(std::move(asked)), receiver(takes) {}
+  ~Transfer();
+  Transfer(const Transfer&) = delete;
+  Transfer& operator=(const Transfer&) = delete;
 
+  void set_up();
   // Returns false if the receiver ends the exchange.
   bool give_head() {
     if (!head_taken) {
       head_taken = true;
-      refused = !receiver->take_head(head);
+      refused = !receiver.take_head(head);
     }
     return !refused;
   }
+  HttpEnd end(int code) noexcept;
+
+  HttpReactor& reactor;
+  const HttpRequest request;
+  HttpReceiver& receiver;
+  CurlApi::Easy easy = nullptr;
+  CurlApi::List* headers = nullptr;
+  Exchange exchange = kNone;  // once libcurl has it
+  HttpHead head;
+  bool head_taken = false;
+  bool refused = false;  // the receiver wants no more
+  size_t sent = 0;
+  std::optional<Error> thrown;
+  char error[CurlApi::kErrorBytes] = {};
+
+ private:
+  void add_header(const std::string& line);
 };
 
 HttpReactor::HttpReactor(size_t most_connections)
@@ -63,6 +78,7 @@ HttpReactor::HttpReactor(size_t most_connections)
   curl_.multi_setopt(multi_, CurlApi::kSocketData, this);
   curl_.multi_setopt(multi_, CurlApi::kTimerFunction, &HttpReactor::on_timer);
   curl_.multi_setopt(multi_, CurlApi::kTimerData, this);
+  spare_.reserve(most_connections_);
   thread_ = std::thread([this] { run(); });
 }
 
@@ -77,7 +93,7 @@ void HttpReactor::stop() {
   thread_.join();
   tasks_.clear();
   timers_.clear();
-  while (!transfers_.empty()) cancel(transfers_.begin()->first);
+  transfers_.clear();
   for (CurlApi::Easy easy : spare_) curl_.easy_cleanup(easy);
   spare_.clear();
   curl_.multi_cleanup(multi_);
@@ -94,6 +110,18 @@ void HttpReactor::post(Task task) {
   }
   if (was_empty) sockets_.wake();
 }
+
+namespace {
+
+// What a task throws has nobody to go to. Tasks catch what others wait for.
+void run_task(const HttpReactor::Task& task) noexcept {
+  try {
+    task();
+  } catch (...) {
+  }
+}
+
+}  // namespace
 
 void HttpReactor::run() {
   for (;;) {
@@ -125,14 +153,14 @@ void HttpReactor::run_tasks() {
     std::lock_guard lock(mutex_);
     tasks.swap(tasks_);
   }
-  for (Task& task : tasks) task();
+  for (const Task& task : tasks) run_task(task);
 }
 
 // Returns how long the next timer waits.
 std::chrono::milliseconds HttpReactor::run_timers() {
   while (!timers_.empty() && timers_.begin()->first.first <= Clock::now()) {
     const Task task = std::move(timers_.extract(timers_.begin()).mapped());
-    task();
+    run_task(task);
   }
   auto until = Clock::now() + kLongestPoll;
   if (!timers_.empty()) until = std::min(until, timers_.begin()->first.first);
@@ -148,38 +176,38 @@ void HttpReactor::drop(const Timer& timer) { timers_.erase(timer); }
 
 HttpReactor::Exchange HttpReactor::start(HttpRequest request, HttpReceiver& receiver) {
   if (std::this_thread::get_id() != thread_.get_id()) return kNone;  // it has stopped
-  auto transfer = std::make_unique<Transfer>();
-  if (spare_.empty()) {
-    transfer->easy = curl_.easy_init();
-  } else {
-    transfer->easy = spare_.back();
-    spare_.pop_back();
-  }
-  if (transfer->easy == nullptr) return kNone;
-  transfer->request = std::move(request);
-  transfer->receiver = &receiver;
-  set_up(*transfer);
-  if (curl_.multi_add_handle(multi_, transfer->easy) != 0) {
-    recycle(std::move(transfer));
+  auto made = std::make_unique<Transfer>(*this, std::move(request), receiver);
+  made->set_up();
+  const Exchange exchange = ++last_;
+  Transfer& transfer = *(transfers_[exchange] = std::move(made));
+  if (curl_.multi_add_handle(multi_, transfer.easy) != 0) {
+    transfers_.erase(exchange);
     return kNone;
   }
-  const Exchange exchange = ++last_;
-  by_easy_[transfer->easy] = exchange;
-  transfers_.emplace(exchange, std::move(transfer));
+  transfer.exchange = exchange;
   return exchange;
 }
 
-void HttpReactor::set_up(Transfer& transfer) {
-  const HttpRequest& request = transfer.request;
-  CurlApi::Easy easy = transfer.easy;
-  const auto set = [&](CurlApi::Option option, auto value) { curl_.easy_setopt(easy, option, value); };
-  for (const std::string& header : request.headers) {
-    transfer.headers = curl_.slist_append(transfer.headers, header.c_str());
+void HttpReactor::Transfer::add_header(const std::string& line) {
+  CurlApi::List* const longer = reactor.curl_.slist_append(headers, line.c_str());
+  if (longer == nullptr) throw std::bad_alloc();
+  headers = longer;
+}
+
+void HttpReactor::Transfer::set_up() {
+  if (reactor.spare_.empty()) {
+    easy = reactor.curl_.easy_init();
+    if (easy == nullptr) throw std::bad_alloc();
+  } else {
+    easy = reactor.spare_.back();
+    reactor.spare_.pop_back();
   }
-  // Else libcurl waits for a second for servers that do not know it.
-  transfer.headers = curl_.slist_append(transfer.headers, "Expect:");
+  const auto set = [&](CurlApi::Option option, auto value) { reactor.curl_.easy_setopt(easy, option, value); };
+  for (const std::string& header : request.headers) add_header(header);
+  add_header("Expect:");  // else libcurl waits for a second for servers that do not know it
+  set(CurlApi::kPrivate, this);
   set(CurlApi::kUrl, request.url.c_str());
-  set(CurlApi::kHttpHeader, transfer.headers);
+  set(CurlApi::kHttpHeader, headers);
   set(CurlApi::kNoSignal, 1L);
   // Else the end of an exchange waits for a lookup of its host, and all others with it. libcurl
   // before 7.87 does not have this option.
@@ -194,20 +222,20 @@ void HttpReactor::set_up(Transfer& transfer) {
   set(CurlApi::kBufferSize, static_cast<long>(tuning::kHttpBufferBytes));
   set(CurlApi::kConnectTimeoutMs, static_cast<long>(request.connect_timeout.count()));
   set(CurlApi::kTimeoutMs, static_cast<long>(request.timeout.count()));
-  set(CurlApi::kErrorBuffer, transfer.error);
+  set(CurlApi::kErrorBuffer, error);
   set(CurlApi::kHeaderFunction, &HttpReactor::on_header);
-  set(CurlApi::kHeaderData, &transfer);
+  set(CurlApi::kHeaderData, this);
   set(CurlApi::kWriteFunction, &HttpReactor::on_body);
-  set(CurlApi::kWriteData, &transfer);
-  if (!certificates_.empty()) set(CurlApi::kCaInfo, certificates_.c_str());
+  set(CurlApi::kWriteData, this);
+  if (!reactor.certificates_.empty()) set(CurlApi::kCaInfo, reactor.certificates_.c_str());
   if (request.method == "HEAD") {
     set(CurlApi::kNoBody, 1L);
   } else if (request.method == "PUT" || request.method == "POST") {
     set(CurlApi::kUpload, 1L);
     set(CurlApi::kReadFunction, &HttpReactor::on_read);
-    set(CurlApi::kReadData, &transfer);
+    set(CurlApi::kReadData, this);
     set(CurlApi::kSeekFunction, &HttpReactor::on_seek);
-    set(CurlApi::kSeekData, &transfer);
+    set(CurlApi::kSeekData, this);
     set(CurlApi::kInFileSize, static_cast<int64_t>(request.body.size()));
     set(CurlApi::kUploadBufferSize, static_cast<long>(tuning::kHttpBufferBytes));
     if (request.method == "POST") set(CurlApi::kCustomRequest, "POST");
@@ -216,67 +244,88 @@ void HttpReactor::set_up(Transfer& transfer) {
   }
 }
 
-void HttpReactor::cancel(Exchange exchange) {
-  const auto found = transfers_.find(exchange);
-  if (found == transfers_.end()) return;
-  auto transfer = std::move(found->second);
-  transfers_.erase(found);
-  by_easy_.erase(transfer->easy);
-  curl_.multi_remove_handle(multi_, transfer->easy);
-  recycle(std::move(transfer));
-}
-
-void HttpReactor::recycle(std::unique_ptr<Transfer> transfer) {
-  curl_.easy_reset(transfer->easy);
-  curl_.slist_free_all(transfer->headers);
-  if (spare_.size() < most_connections_) {
-    spare_.push_back(transfer->easy);
+HttpReactor::Transfer::~Transfer() {
+  if (exchange != kNone) reactor.curl_.multi_remove_handle(reactor.multi_, easy);
+  reactor.curl_.slist_free_all(headers);
+  if (easy == nullptr) return;
+  if (reactor.spare_.size() < reactor.most_connections_) {
+    reactor.curl_.easy_reset(easy);
+    reactor.spare_.push_back(easy);
   } else {
-    curl_.easy_cleanup(transfer->easy);
+    reactor.curl_.easy_cleanup(easy);
   }
 }
+
+void HttpReactor::cancel(Exchange exchange) { transfers_.erase(exchange); }
 
 void HttpReactor::take_results() {
   int queued = 0;
   while (const CurlApi::Message* message = curl_.multi_info_read(multi_, &queued)) {
     if (message->what != CurlApi::kDone) continue;
-    const CurlApi::Easy easy = message->easy;
-    HttpEnd end;
-    end.code = message->result;
-    const auto found = transfers_.find(by_easy_.at(easy));
-    auto transfer = std::move(found->second);
-    transfers_.erase(found);
-    by_easy_.erase(easy);
-    long number = 0;
-    if (curl_.easy_getinfo(easy, CurlApi::kConnectionsMade, &number) == 0)
-      connections_made_ += static_cast<uint64_t>(number);
-    const char* redirect_url = nullptr;
-    if (curl_.easy_getinfo(easy, CurlApi::kRedirectUrl, &redirect_url) == 0 && redirect_url != nullptr)
-      end.redirect_url = redirect_url;
-    if (end.code != CurlApi::kOk) {
-      end.reason = transfer->error[0] != '\0' ? transfer->error : curl_.easy_strerror(end.code);
-      if (curl_.easy_getinfo(easy, CurlApi::kOsErrno, &number) == 0) end.system_errno = static_cast<int>(number);
-    }
-    HttpReceiver& receiver = *transfer->receiver;
-    if (end.code == CurlApi::kOk) transfer->give_head();  // a response without a body
-    curl_.multi_remove_handle(multi_, easy);
-    recycle(std::move(transfer));
+    Transfer* ended = nullptr;
+    curl_.easy_getinfo(message->easy, CurlApi::kPrivateData, &ended);
+    HttpReceiver& receiver = ended->receiver;
+    const HttpEnd end = ended->end(message->result);
+    transfers_.erase(ended->exchange);
     receiver.ended(end);
   }
 }
 
-size_t HttpReactor::on_header(char* data, size_t size, size_t count, void* transfer) {
-  static_cast<Transfer*>(transfer)->head.add_line({data, size * count});
-  return size * count;
+HttpEnd HttpReactor::Transfer::end(int code) noexcept {
+  const CurlApi& curl = reactor.curl_;
+  HttpEnd end;
+  end.code = code;
+  try {
+    long number = 0;
+    if (curl.easy_getinfo(easy, CurlApi::kConnectionsMade, &number) == 0)
+      reactor.connections_made_ += static_cast<uint64_t>(number);
+    const char* redirect_url = nullptr;
+    if (curl.easy_getinfo(easy, CurlApi::kRedirectUrl, &redirect_url) == 0 && redirect_url != nullptr)
+      end.redirect_url = redirect_url;
+    if (code == CurlApi::kOk) {
+      give_head();  // of a response without a body
+    } else {
+      end.reason = error[0] != '\0' ? error : curl.easy_strerror(code);
+      if (curl.easy_getinfo(easy, CurlApi::kOsErrno, &number) == 0) end.system_errno = static_cast<int>(number);
+    }
+  } catch (...) {
+    thrown = current_error();
+  }
+  if (thrown) {
+    end.thrown = std::move(thrown);
+    end.code = CurlApi::kWriteError;
+  }
+  return end;
+}
+
+// libcurl is C: no exception may pass through it. Returns `failure` in the place of one.
+template <typename Call>
+size_t HttpReactor::guarded(Transfer& transfer, size_t failure, Call call) noexcept {
+  try {
+    return call();
+  } catch (...) {
+    transfer.thrown = current_error();
+    return failure;
+  }
+}
+
+size_t HttpReactor::on_header(char* data, size_t size, size_t count, void* user) {
+  auto& transfer = *static_cast<Transfer*>(user);
+  return guarded(transfer, 0, [&] {
+    transfer.head.add_line({data, size * count});
+    return size * count;
+  });
 }
 
 size_t HttpReactor::on_body(char* data, size_t size, size_t count, void* user) {
   auto& transfer = *static_cast<Transfer*>(user);
-  const size_t bytes = size * count;
-  if (!transfer.give_head()) return 0;
-  if (bytes == 0) return 0;
-  transfer.refused = !transfer.receiver->take_body({reinterpret_cast<const std::byte*>(data), bytes});
-  return transfer.refused ? bytes + 1 : bytes;  // another number ends the exchange
+  const size_t bytes = size * count, failure = bytes + 1;  // another number ends the exchange
+  return guarded(transfer, failure, [&] {
+    if (!transfer.give_head()) return failure;
+    if (bytes == 0) return bytes;
+    transfer.refused = !transfer.receiver.take_body({reinterpret_cast<const std::byte*>(data), bytes});
+    return transfer.refused ? failure : bytes;
+  });
 }
 
 size_t HttpReactor::on_read(char* data, size_t size, size_t count, void* user) {

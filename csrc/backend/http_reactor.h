@@ -23,6 +23,7 @@
 #include "backend/curl_api.h"
 #include "backend/http_head.h"
 #include "backend/socket_poll.h"
+#include "base/error.h"
 
 namespace gdsdata {
 
@@ -42,10 +43,12 @@ struct HttpEnd {
   std::string reason;   // of an error, for people
   int system_errno = 0;
   std::string redirect_url = {};  // absolute; empty: the response is no redirect
+  std::optional<Error> thrown = {};  // by the receiver, or without memory for the response
   bool is_refused_certificate() const { return code == CurlApi::kCertificateRefused; }
 };
 
-// Receives one response, on the reactor's thread. No method may block or throw.
+// Receives one response, on the reactor's thread. No method may block. What `take_head` and
+// `take_body` throw ends the exchange.
 class HttpReceiver {
  public:
   virtual ~HttpReceiver() = default;
@@ -53,7 +56,7 @@ class HttpReceiver {
   virtual bool take_head(const HttpHead& head) = 0;
   virtual bool take_body(std::span<const std::byte> bytes) = 0;
   // The last call. The receiver may be destroyed in it. Not called after `cancel`.
-  virtual void ended(const HttpEnd& end) = 0;
+  virtual void ended(const HttpEnd& end) noexcept = 0;
 };
 
 class HttpReactor {
@@ -67,7 +70,8 @@ class HttpReactor {
   HttpReactor(const HttpReactor&) = delete;
   HttpReactor& operator=(const HttpReactor&) = delete;
 
-  // Runs a task on the reactor's thread. Any thread may call it. After `stop`, it does nothing.
+  // Runs a task on the reactor's thread. Any thread may call it. After `stop`, it does nothing. What
+  // the task throws is lost.
   void post(Task task);
   // Ends the thread. Exchanges in flight, tasks and timers are dropped. The reactor's own thread
   // must not call it.
@@ -78,7 +82,7 @@ class HttpReactor {
 
   using Exchange = uint64_t;
   static constexpr Exchange kNone = 0;
-  // Returns kNone if libcurl refuses it; `receiver` then gets no call.
+  // Returns kNone if libcurl refuses it; `receiver` then gets no call. Throws without memory.
   Exchange start(HttpRequest request, HttpReceiver& receiver);
   void cancel(Exchange exchange);
   using Timer = std::pair<Clock::time_point, uint64_t>;
@@ -94,8 +98,8 @@ class HttpReactor {
   void run_tasks();
   std::chrono::milliseconds run_timers();
   void take_results();
-  void set_up(Transfer& transfer);
-  void recycle(std::unique_ptr<Transfer> transfer);
+  template <typename Call>
+  static size_t guarded(Transfer& transfer, size_t failure, Call call) noexcept;
   static size_t on_header(char* data, size_t size, size_t count, void* transfer);
   static size_t on_body(char* data, size_t size, size_t count, void* transfer);
   static size_t on_read(char* data, size_t size, size_t count, void* transfer);
@@ -108,8 +112,7 @@ class HttpReactor {
   const size_t most_connections_;
   std::string certificates_;  // of the environment; empty: libcurl's own
   std::unordered_map<Exchange, std::unique_ptr<Transfer>> transfers_;
-  std::unordered_map<CurlApi::Easy, Exchange> by_easy_;
-  std::vector<CurlApi::Easy> spare_;
+  std::vector<CurlApi::Easy> spare_;  // at most most_connections_, for which it has memory
   Exchange last_ = kNone;
   std::map<Timer, Task> timers_;
   uint64_t last_timer_ = 0;

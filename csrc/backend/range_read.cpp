@@ -80,8 +80,18 @@ class RangeRead::Attempt final : public HttpReceiver {
     return true;
   }
 
-  void ended(const HttpEnd& end) override {
+  void ended(const HttpEnd& end) noexcept override {
     exchange_ = HttpReactor::kNone;
+    owner_.guard([&] { judge(end); });
+  }
+
+  bool delivers() const { return delivers_; }
+  void deliver() { delivers_ = true; }
+  uint64_t received() const { return received_; }
+  bool answered() const { return head_.status != 0; }
+
+ private:
+  void judge(const HttpEnd& end) {
     if (follow(end)) return;
     Verdict verdict;
     if (verdict_.action != Verdict::Action::kTake) {
@@ -101,12 +111,6 @@ class RangeRead::Attempt final : public HttpReceiver {
     owner_.attempt_ended(*this, std::move(verdict));
   }
 
-  bool delivers() const { return delivers_; }
-  void deliver() { delivers_ = true; }
-  uint64_t received() const { return received_; }
-  bool answered() const { return head_.status != 0; }
-
- private:
   // Returns false if the response is no redirect, or one that is not followed.
   bool follow(const HttpEnd& end) {
     if (end.code != CurlApi::kOk || !is_redirect(head_.status) || end.redirect_url.empty()) return false;
@@ -139,7 +143,7 @@ void RangeRead::begin(std::shared_ptr<HttpClient> client, std::shared_ptr<Remote
                                                 std::move(done), std::move(canceled)));
   read->reactor().post([read] {
     read->self_ = read;
-    read->ask_access();
+    read->guard([&] { read->ask_access(); });
   });
 }
 
@@ -156,10 +160,20 @@ RangeRead::RangeRead(std::shared_ptr<HttpClient> client, std::shared_ptr<RemoteO
 
 RangeRead::~RangeRead() = default;
 
+template <typename Step>
+void RangeRead::guard(Step step) noexcept {
+  const auto self = shared_from_this();
+  try {
+    step();
+  } catch (...) {
+    finish(current_error());
+  }
+}
+
 void RangeRead::ask_access() {
   auto access = object_->access_or_ask([self = shared_from_this()](auto answered, auto error) {
     self->reactor().post([self, answered = std::move(answered), error = std::move(error)]() mutable {
-      self->take_access(std::move(answered), std::move(error));
+      self->guard([&] { self->take_access(std::move(answered), std::move(error)); });
     });
   });
   if (access != nullptr) take_access(std::move(access), std::nullopt);
@@ -168,7 +182,7 @@ void RangeRead::ask_access() {
 void RangeRead::take_access(std::shared_ptr<const ObjectAccess> access, std::optional<Error> error) {
   if (error) return finish(std::move(error));
   access_ = std::move(access);
-  shard_.window_of(access_->url).enter([self = shared_from_this()] { self->start_attempt(); });
+  shard_.window_of(access_->url).enter([self = shared_from_this()] { self->guard([&] { self->start_attempt(); }); });
 }
 
 // The headers of the access may be secret, so no other server gets them.
@@ -185,7 +199,14 @@ HttpRequest RangeRead::request_for(const std::string& url) const {
 }
 
 std::unique_ptr<RangeRead::Attempt> RangeRead::make_attempt(bool fresh_connection) {
-  auto attempt = std::make_unique<Attempt>(*this, shard_.window_of(access_->url), fresh_connection);
+  HttpWindow& window = shard_.window_of(access_->url);
+  std::unique_ptr<Attempt> attempt;
+  try {
+    attempt = std::make_unique<Attempt>(*this, window, fresh_connection);
+  } catch (...) {
+    window.leave(false);
+    throw;
+  }
   ++shard_.started;
   client_->statistics().requests.fetch_add(1, std::memory_order_relaxed);
   return attempt->start(access_->url) ? std::move(attempt) : nullptr;
@@ -206,7 +227,9 @@ void RangeRead::start_attempt() {
   last_byte_ = Clock::now();
   watch();
   const auto slow = shard_.first_bytes.slow();
-  if (client_->options().hedge && slow) hedge_ = reactor().at(Clock::now() + *slow, [this] { hedge(); });
+  if (client_->options().hedge && slow) {
+    hedge_ = reactor().at(Clock::now() + *slow, [this] { guard([this] { hedge(); }); });
+  }
 }
 
 // Timers do not outlive this object.
@@ -214,7 +237,7 @@ void RangeRead::watch() {
   const auto stall_timeout = client_->options().stall_timeout;
   const auto now = Clock::now();
   const auto next = std::min(last_byte_ + stall_timeout, now < deadline_ ? deadline_ : now + stall_timeout);
-  watch_ = reactor().at(next, [this] { look_at_progress(); });
+  watch_ = reactor().at(next, [this] { guard([this] { look_at_progress(); }); });
 }
 
 // Ends an attempt that has delivered nothing for too long, or too little past the deadline.
@@ -315,7 +338,7 @@ void RangeRead::retry(const Verdict& verdict) {
   }
   client_->statistics().retries.fetch_add(1, std::memory_order_relaxed);
   if (is_throttled) client_->statistics().throttled.fetch_add(1, std::memory_order_relaxed);
-  reactor().at(Clock::now() + pause, [self = shared_from_this()] { self->ask_access(); });
+  reactor().at(Clock::now() + pause, [self = shared_from_this()] { self->guard([&] { self->ask_access(); }); });
 }
 
 // Full jitter (M. Brooker, "Exponential backoff and jitter", 2015), and as long as the server says.

@@ -24,7 +24,7 @@ class RangeRead : public std::enable_shared_from_this<RangeRead> {
  public:
   // Takes bytes at an offset of the object. They come in order, each once.
   using Sink = std::function<void(uint64_t offset, std::span<const std::byte>)>;
-  // The last call. Must not block.
+  // The last call. Must not block or throw.
   using Done = std::function<void(std::optional<Error>)>;
   // Returns true once nobody wants the bytes. The range then ends with the attempt in flight, before
   // its deadline. Not called after `done`.
@@ -40,6 +40,9 @@ class RangeRead : public std::enable_shared_from_this<RangeRead> {
 
   RangeRead(std::shared_ptr<HttpClient> client, std::shared_ptr<RemoteObject> object, ObjectRange range, Sink sink,
             Done done, Canceled canceled);
+  // Takes a step of this read, which fails with what the step throws.
+  template <typename Step>
+  void guard(Step step) noexcept;
   void ask_access();
   void take_access(std::shared_ptr<const ObjectAccess> access, std::optional<Error> error);
   void start_attempt();

@@ -185,6 +185,7 @@ Verdict judge_redirect(std::string_view from, std::string_view to, unsigned hops
 }
 
 Verdict judge_failure(const HttpEnd& end) {
+  if (end.thrown) return {Action::kFail, end.thrown->message, end.thrown->code, end.thrown->system_errno};
   switch (end.code) {
     case CurlApi::kCertificateRefused:
     case CurlApi::kBadCertificateFile:

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <condition_variable>
-#include <deque>
+#include <iterator>
+#include <list>
 #include <mutex>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include "backend/cached_read.h"
@@ -26,14 +26,11 @@ constexpr std::chrono::milliseconds kNoWait{0};
 // Results on their way from the reactors to the worker. Outlives a worker that gave up.
 class Inbox {
  public:
-  using Result = std::variant<Completion, std::unique_ptr<CachedRead::Fetch>>;
-  void put(Result result) {
-    {
-      std::lock_guard lock(mutex_);
-      results_.push_back(std::move(result));
-    }
-    arrived_.notify_one();
-  }
+  // A result comes as a list of one, so that no memory is needed to put it here.
+  using Completions = std::list<Completion>;
+  using Fetches = CachedRead::Fetches;
+  void put(Completions one) noexcept { put(completions_, one); }
+  void put(Fetches one) noexcept { put(fetches_, one); }
   void interrupt() {
     {
       std::lock_guard lock(mutex_);
@@ -41,21 +38,38 @@ class Inbox {
     }
     arrived_.notify_one();
   }
-  // Waits for a result or an interrupt. Moves at most `most` results to `out`.
-  void take(std::vector<Result>& out, size_t most, std::chrono::milliseconds timeout, bool& interrupted) {
+  struct Taken {
+    Completions completions;
+    Fetches fetches;
+    bool interrupted = false;
+  };
+  // Waits for a result or an interrupt. Takes at most `most` completions, and all fetches.
+  Taken take(size_t most, std::chrono::milliseconds timeout) {
     std::unique_lock lock(mutex_);
-    if (timeout.count() > 0) arrived_.wait_for(lock, timeout, [this] { return !results_.empty() || interrupted_; });
-    interrupted = std::exchange(interrupted_, false) || interrupted;
-    for (; most > 0 && !results_.empty(); --most) {
-      out.push_back(std::move(results_.front()));
-      results_.pop_front();
-    }
+    const auto is_empty = [this] { return completions_.empty() && fetches_.empty(); };
+    if (timeout.count() > 0) arrived_.wait_for(lock, timeout, [&] { return !is_empty() || interrupted_; });
+    Taken taken;
+    taken.interrupted = std::exchange(interrupted_, false);
+    taken.fetches.swap(fetches_);
+    const auto end = std::next(completions_.begin(), static_cast<ptrdiff_t>(std::min(most, completions_.size())));
+    taken.completions.splice(taken.completions.end(), completions_, completions_.begin(), end);
+    return taken;
   }
 
  private:
+  template <typename Results>
+  void put(Results& results, Results& one) noexcept {
+    {
+      std::lock_guard lock(mutex_);
+      results.splice(results.end(), one);
+    }
+    arrived_.notify_one();
+  }
+
   std::mutex mutex_;  // guards the members that follow
   std::condition_variable arrived_;
-  std::deque<Result> results_;
+  Completions completions_;
+  Fetches fetches_;
   bool interrupted_ = false;
 };
 
@@ -94,21 +108,17 @@ class RemoteBackend final : public Backend {
       count += reap_cached(completions.subspan(count));
       const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
       const bool waits = count < min && left.count() > 0;
-      bool interrupted = false;
-      results_.clear();
-      inbox_->take(results_, completions.size() - count, waits ? std::min(left, patience()) : kNoWait, interrupted);
-      for (Inbox::Result& result : results_) {
-        if (auto* completion = std::get_if<Completion>(&result)) {
-          --remote_in_flight_;
-          completions[count++] = std::move(*completion);
-        } else {
-          auto& fetch = std::get<std::unique_ptr<CachedRead::Fetch>>(result);
-          CachedRead& read = *fetch->read;
-          read.take(std::move(fetch));
-        }
+      Inbox::Taken taken = inbox_->take(completions.size() - count, waits ? std::min(left, patience()) : kNoWait);
+      for (Completion& completion : taken.completions) {
+        --remote_in_flight_;
+        completions[count++] = std::move(completion);
+      }
+      for (auto& fetch : taken.fetches) {
+        CachedRead& read = *fetch->read;
+        read.take(std::move(fetch));
       }
       count += reap_cached(completions.subspan(count));
-      if (!waits || interrupted || count == completions.size()) return count;
+      if (!waits || taken.interrupted || count == completions.size()) return count;
     }
   }
 
@@ -150,33 +160,39 @@ class RemoteBackend final : public Backend {
     if (request.file->cached() != nullptr) return begin_cached(request, std::move(client));
     struct Passing {
       Scatter scatter;
+      Inbox::Completions completion;  // one
       uint64_t bytes = 0;
     };
-    const auto passing = std::make_shared<Passing>(Passing{Scatter(request)});
+    const auto passing = std::make_shared<Passing>(Passing{Scatter(request), Inbox::Completions(1)});
     RangeRead::begin(
         std::move(client), request.file->remote(), {request.offset, request.offset + request.length},
         [passing](uint64_t offset, std::span<const std::byte> bytes) {
           passing->bytes += passing->scatter.take(offset, bytes);
         },
         [passing, inbox = inbox_, tag = request.tag, length = request.length](std::optional<Error> error) {
-          Completion completion;
+          Completion& completion = passing->completion.front();
           completion.tag = tag;
           completion.storage_bytes = length;
-          if (!error) {
-            passing->scatter.finish();
-            completion.bytes[Route::kRemote] = passing->bytes;
-          }
           completion.error = std::move(error);
-          inbox->put(std::move(completion));
+          if (!completion.error) finish(completion, passing->scatter, passing->bytes);
+          inbox->put(std::move(passing->completion));
         },
         [request] { return request.is_canceled(); });
     ++remote_in_flight_;
   }
 
+  static void finish(Completion& completion, Scatter& scatter, uint64_t bytes) noexcept {
+    try {
+      scatter.finish();
+      completion.bytes[Route::kRemote] = bytes;
+    } catch (...) {
+      completion.error = current_error();
+    }
+  }
+
   void begin_cached(const Request& request, std::shared_ptr<HttpClient> client) {
-    auto read = std::make_unique<CachedRead>(
-        request, std::move(client),
-        [inbox = inbox_](std::unique_ptr<CachedRead::Fetch> fetch) { inbox->put(std::move(fetch)); });
+    auto read = std::make_unique<CachedRead>(request, std::move(client),
+                                             [inbox = inbox_](CachedRead::Fetches one) { inbox->put(std::move(one)); });
     cached_.push_back({std::move(read), CachedRead::buffer_bytes(request)});
     ++remote_in_flight_;
     buffer_bytes_ += cached_.back().buffer_bytes;
@@ -220,7 +236,6 @@ class RemoteBackend final : public Backend {
   std::vector<Cached> cached_;
   uint64_t buffer_bytes_ = 0;  // of them
   std::shared_ptr<Inbox> inbox_ = std::make_shared<Inbox>();
-  std::vector<Inbox::Result> results_;  // scratch
 };
 
 }  // namespace

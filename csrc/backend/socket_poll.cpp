@@ -33,6 +33,7 @@ int opened(const std::function<int()>& open) {
 SocketPoll::SocketPoll()
     : epoll_(opened([] { return ::epoll_create1(EPOLL_CLOEXEC); })),
       wake_(opened([] { return ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); })) {
+  ready_.reserve(kMostReady);
   watch(wake_.get(), /*reads=*/true, /*writes=*/false);
 }
 

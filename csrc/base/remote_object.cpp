@@ -39,7 +39,11 @@ std::shared_ptr<const ObjectAccess> RemoteObject::access_or_ask(Use use) {
     waiting_.push_back(std::move(use));
     if (waiting_.size() > 1) return nullptr;  // it was asked for already
   }
-  access_desk().ask(shared_from_this());
+  try {
+    access_desk().ask(shared_from_this());
+  } catch (...) {
+    refuse(current_error());  // no memory: nobody will answer
+  }
   return nullptr;
 }
 

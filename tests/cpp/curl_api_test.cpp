@@ -64,6 +64,7 @@ TEST(CurlApi, OptionsAreThoseOfTheHeader) {
   EXPECT_EQ(int{CurlApi::kNoSocket}, CURL_SOCKET_TIMEOUT);
   EXPECT_EQ(int{CurlApi::kResponseCode}, CURLINFO_RESPONSE_CODE);
   EXPECT_EQ(int{CurlApi::kConnectionsMade}, CURLINFO_NUM_CONNECTS);
+  EXPECT_EQ(int{CurlApi::kPrivateData}, CURLINFO_PRIVATE);
   EXPECT_EQ(int{CurlApi::kPrimaryIp}, CURLINFO_PRIMARY_IP);
   EXPECT_EQ(int{CurlApi::kRedirectUrl}, CURLINFO_REDIRECT_URL);
   EXPECT_EQ(int{CurlApi::kOsErrno}, CURLINFO_OS_ERRNO);

@@ -2,14 +2,17 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <future>
 #include <new>
 #include <optional>
 #include <thread>
 
+#include "backend/range_read.h"
 #include "engine/pending.h"
 #include "engine/prefetcher.h"
 #include "engine/whole.h"
 #include "fakes.h"
+#include "range_server.h"
 #include "testing.h"
 
 namespace {
@@ -53,6 +56,13 @@ class FailingAllocations {
   FailingAllocations(int first, int count, bool in_others) {
     armed_by = std::this_thread::get_id();
     fails_in_others = in_others;
+    failures_left = count;
+    allocations_left = first;
+  }
+  // On one other thread alone.
+  FailingAllocations(int first, int count, std::thread::id on) {
+    armed_by = on;
+    fails_in_others = false;
     failures_left = count;
     allocations_left = first;
   }
@@ -335,6 +345,45 @@ TEST(SlowAllocations, DoNotKeepAPrefetcherFromBeingClosed) {
   closes.join();
   plans.join();
   EXPECT_EQ(error_of([&] { prefetcher.next({}); }).code, ErrorCode::kClosed);
+}
+
+// The reactor's thread is libcurl's: an exception may not pass through it.
+TEST(NoMemoryOfAReactor, EndsTheRangeAndTheNextOneIsRight) {
+  if (CurlApi::get() == nullptr) GTEST_SKIP() << CurlApi::refusal();
+  const RangeServer server(random_bytes(300'000, 1));
+  HttpOptions options;
+  options.reactors = 1;
+  options.hedge = false;
+  const auto client = std::make_shared<HttpClient>(options);
+  std::promise<std::thread::id> reactor;
+  client->next_shard().reactor.post([&] { reactor.set_value(std::this_thread::get_id()); });
+  const std::thread::id thread = reactor.get_future().get();
+  const auto object = std::make_shared<RemoteObject>(server.url(), 300'000, object_version("\"v1\""));
+  object->grant({server.url(), {}, HttpReactor::Clock::now() + std::chrono::hours(1)});
+  const auto begin = [&] {
+    const auto ended = std::make_shared<std::promise<std::optional<Error>>>();
+    RangeRead::begin(
+        client, object, {0, 100'000}, [](uint64_t, std::span<const std::byte>) {},
+        [ended](std::optional<Error> error) { ended->set_value(std::move(error)); });
+    return ended->get_future();
+  };
+  size_t errors = 0;
+  for (int first = 0; first < 60; ++first) {
+    std::optional<FailingAllocations> failing(std::in_place, first, 1, thread);
+    auto reading = begin();
+    ASSERT_EQ(reading.wait_for(kPatience), std::future_status::ready)
+        << "it hangs when allocation " << first << " fails";
+    failing.reset();
+    if (const auto error = reading.get()) {
+      ++errors;
+      EXPECT_NE(error->message.find("memory"), std::string::npos) << error->message;
+    }
+    reading = begin();
+    ASSERT_EQ(reading.wait_for(kPatience), std::future_status::ready) << first;
+    EXPECT_FALSE(reading.get()) << first;
+  }
+  EXPECT_GT(errors, 10u) << "no allocation of the reactor failed";
+  client->stop();
 }
 
 // If a backend throws, the groups of its worker fail, and the worker continues with the next ones.
