@@ -52,6 +52,7 @@ void HttpHead::add_line(std::string_view line) {
     }
     return;
   }
+  if (line == "\r\n" || line == "\n") is_complete = true;
   const size_t colon = line.find(':');
   if (colon == std::string_view::npos || line.size() > kMostHeaderBytes || headers.size() >= kMostHeaders) return;
   std::string name(line.substr(0, colon));

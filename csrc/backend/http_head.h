@@ -22,6 +22,7 @@ std::optional<ContentRange> parse_content_range(std::string_view value);
 
 struct HttpHead {
   int status = 0;
+  bool is_complete = false;  // its last line has come
   // Names in lower case, values without surrounding blanks; at most kMostHeaders, of
   // kMostHeaderBytes each. Others are dropped.
   std::vector<std::pair<std::string, std::string>> headers;

@@ -282,9 +282,9 @@ HttpEnd HttpReactor::Transfer::end(int code) noexcept {
     const char* redirect_url = nullptr;
     if (curl.easy_getinfo(easy, CurlApi::kRedirectUrl, &redirect_url) == 0 && redirect_url != nullptr)
       end.redirect_url = redirect_url;
-    if (code == CurlApi::kOk) {
-      give_head();  // of a response without a body
-    } else {
+    // A response without a body, or a refusal whose body was cut: its status says enough.
+    if (code == CurlApi::kOk || (head.is_complete && head.status >= 300)) give_head();
+    if (code != CurlApi::kOk) {
       end.reason = error[0] != '\0' ? error : curl.easy_strerror(code);
       if (curl.easy_getinfo(easy, CurlApi::kOsErrno, &number) == 0) end.system_errno = static_cast<int>(number);
     }

@@ -108,6 +108,19 @@ TEST_F(RangeAttempts, ASecondRequestHasAFreshConnection) {
   EXPECT_LT(HttpReactor::Clock::now() - begun, 15s);
 }
 
+TEST_F(RangeAttempts, ARefusalWhoseBodyIsCutIsARefusal) {
+  int status = 404;
+  serve([&](const RangeServer& server, const Asked& asked) {
+    if (status == 503 && asked.number >= 2) return server.usual(asked);
+    return Answer{"HTTP/1.1 " + std::to_string(status) + " x\r\nContent-Length: 100\r\n\r\n", {}, Then::kClose};
+  });
+  expect_error(read(), ErrorCode::kNotFound);
+  EXPECT_EQ(server_->requests(), 1U);
+  status = 503;
+  expect_right(read());
+  EXPECT_EQ(client_->statistics().throttled, 1U);
+}
+
 TEST_F(RangeAttempts, AServerThatSendsOneByteATimeIsGivenUpAfterSomeAttempts) {
   serve([](const RangeServer& server, const Asked& asked) { return server.cut(asked, 1, Then::kClose); });
   const Error error = expect_error(read(), ErrorCode::kIo);
