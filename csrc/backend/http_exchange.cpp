@@ -8,6 +8,7 @@
 
 #include "backend/range_verdict.h"
 #include "base/error.h"
+#include "base/url.h"
 
 namespace gdsdata {
 
@@ -67,8 +68,6 @@ class Collector final : public HttpReceiver {
   const size_t most_body_bytes_;
 };
 
-std::string without_query(const std::string& url) { return url.substr(0, url.find('?')); }
-
 }  // namespace
 
 HttpResponse http_exchange(const HttpRequest& request, size_t most_body_bytes, const std::function<void()>& poll) {
@@ -108,7 +107,7 @@ HttpResponse http_exchange(const HttpRequest& request, size_t most_body_bytes, c
   if (end.code != CurlApi::kOk && !collector.is_cut) {
     if (end.thrown) throw Failure(*end.thrown);
     const Verdict verdict = judge_failure(end);
-    const std::string url = without_query(request.url);
+    const std::string url = shown_url(request.url);
     throw Failure({verdict.code, request.method + " " + url + ": " + end.reason, url, 0, 0, verdict.system_errno});
   }
   return std::move(collector.response);

@@ -99,7 +99,7 @@ class RangeRead::Attempt final : public HttpReceiver {
     } else if (is_redirect(head_.status) && end.code != CurlApi::kOk) {
       verdict = judge_failure(end);
     } else if (head_.status != 0 && !is_success(head_.status)) {
-      verdict = judge_refusal(head_, reason_);
+      verdict = judge_own_refusal();
     } else if (owner_.left().length() == 0 && delivers_) {
       verdict = {};
     } else if (end.code != CurlApi::kOk) {
@@ -107,8 +107,17 @@ class RangeRead::Attempt final : public HttpReceiver {
     } else {
       verdict = judge_short_body(received_, received_ + owner_.left().length());
     }
+    if (verdict.action != Verdict::Action::kTake)
+      verdict.reason = without_words(std::move(verdict.reason), secret_words(*owner_.access_));
     throttled_ = verdict.action == Verdict::Action::kRetryThrottled;
     owner_.attempt_ended(*this, std::move(verdict));
+  }
+
+  // The server may repeat words of the request. They go before its text is cut.
+  Verdict judge_own_refusal() {
+    const auto words = secret_words(*owner_.access_);
+    for (auto& [name, value] : head_.headers) value = without_words(std::move(value), words);
+    return judge_refusal(head_, without_words(std::move(reason_), words));
   }
 
   // Returns false if the response is no redirect, or one that is not followed.

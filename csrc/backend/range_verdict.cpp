@@ -48,11 +48,6 @@ bool names_expiry(std::string_view body) {
   return std::any_of(kCodes.begin(), kCodes.end(), [&](std::string_view code) { return names(body, code); });
 }
 
-// Stores other than HTTP's have their secrets elsewhere, and keys that may contain a question mark.
-std::string shown(const std::string& location) {
-  return location.starts_with("http") ? location.substr(0, location.find_first_of("?#")) : location;
-}
-
 Verdict wrong_answer(std::string reason) { return {Action::kRetry, std::move(reason), ErrorCode::kIo, EPROTO}; }
 
 Verdict without_ranges() {
@@ -72,7 +67,7 @@ Verdict another_version(const std::string& how) {
 }  // namespace
 
 Error Verdict::error(const RemoteObject& object, ObjectRange asked) const {
-  const std::string place = shown(object.location());
+  const std::string place = shown_url(object.location());
   return {code,
           place + ", bytes " + std::to_string(asked.begin) + " to " + std::to_string(asked.end) + ": " + reason,
           place,

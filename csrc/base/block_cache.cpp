@@ -19,6 +19,7 @@
 #include "base/file_range.h"
 #include "base/per_process.h"
 #include "base/sha256.h"
+#include "base/url.h"
 #include "tuning.h"
 
 namespace gdsdata {
@@ -73,20 +74,8 @@ std::string in_json(std::string_view text) {
   return escaped + "\"";
 }
 
-// Leaves out what may be a secret: a query, a fragment, and a user with a password.
-std::string without_secrets(std::string_view location) {
-  location = location.substr(0, location.find_first_of("?#"));
-  const size_t scheme = location.find("://");
-  if (scheme == std::string_view::npos) return std::string(location);
-  const size_t host = scheme + 3;
-  const std::string_view authority = location.substr(host, location.find('/', host) - host);
-  const size_t user = authority.rfind('@');
-  const size_t skipped = user == std::string_view::npos ? 0 : user + 1;
-  return std::string(location.substr(0, host)) + std::string(location.substr(host + skipped));
-}
-
 std::string about(const std::string& location, const std::string& tag, uint64_t size_bytes) {
-  return "{\"location\": " + in_json(without_secrets(location).substr(0, kMostLocationBytes)) +
+  return "{\"location\": " + in_json(shown_url(location).substr(0, kMostLocationBytes)) +
          ", \"tag\": " + in_json(tag.substr(0, kMostTagBytes)) + ", \"size_bytes\": " + std::to_string(size_bytes) +
          "}\n";
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <utility>
 
 #include "base/per_process.h"
@@ -15,7 +16,60 @@ constexpr std::chrono::seconds kAccessMargin{60};
 
 constexpr std::array<std::string_view, 5> kSchemes = {"s3://", "gs://", "az://", "http://", "https://"};
 
+// Shorter words, such as a number of seconds, are parts of other ones.
+constexpr size_t kLeastHidden = 8;
+
+std::string percent_decoded(std::string_view text) {
+  std::string decoded;
+  for (size_t i = 0; i < text.size(); ++i) {
+    unsigned code = 0;
+    const char* const digits = text.data() + i + 1;
+    if (text[i] == '%' && i + 2 < text.size() && std::from_chars(digits, digits + 2, code, 16).ptr == digits + 2) {
+      decoded += static_cast<char>(code);
+      i += 2;
+    } else {
+      decoded += text[i];
+    }
+  }
+  return decoded;
+}
+
 }  // namespace
+
+std::vector<std::string> secret_words(const ObjectAccess& access) {
+  std::vector<std::string> words;
+  const auto add = [&](std::string word) {
+    if (word.size() >= kLeastHidden) words.push_back(std::move(word));
+  };
+  for (const std::string_view line : access.headers) {
+    const size_t begin = line.find_first_not_of(' ', line.find(':') + 1);
+    if (begin == std::string_view::npos) continue;
+    const std::string_view value = line.substr(begin);
+    add(std::string(value));
+    add(std::string(value.substr(value.rfind(' ') + 1)));  // of "Bearer TOKEN", the token
+  }
+  const size_t query = std::min(access.url.find('?'), access.url.size());
+  for (size_t begin = query; begin < access.url.size();) {
+    const size_t end = std::min(access.url.find('&', begin), access.url.size());
+    const std::string_view pair = std::string_view(access.url).substr(begin, end - begin);
+    const std::string_view value = pair.substr(std::min(pair.find('='), pair.size() - 1) + 1);
+    add(std::string(value));
+    add(percent_decoded(value));
+    begin = end + 1;
+  }
+  std::sort(words.begin(), words.end(), [](const auto& a, const auto& b) { return a.size() > b.size(); });
+  return words;
+}
+
+std::string without_words(std::string text, const std::vector<std::string>& words) {
+  constexpr std::string_view kShown = "...";
+  for (const std::string& word : words) {
+    for (size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + kShown.size())) {
+      text.replace(at, word.size(), kShown);
+    }
+  }
+  return text;
+}
 
 bool is_url(std::string_view path) {
   if (path.starts_with('/')) return false;  // as nearly all paths do

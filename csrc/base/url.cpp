@@ -25,4 +25,14 @@ std::string origin_of(std::string_view url) {
   return origin;
 }
 
+std::string shown_url(std::string_view url) {
+  if (origin_of(url).empty()) return std::string(url);
+  url = url.substr(0, url.find_first_of("?#"));
+  const size_t host = url.find("://") + 3;
+  const std::string_view authority = url.substr(host, url.find('/', host) - host);
+  const size_t user = authority.rfind('@');
+  return std::string(url.substr(0, host)) +
+         std::string(url.substr(user == std::string_view::npos ? host : host + user + 1));
+}
+
 }  // namespace gdsdata

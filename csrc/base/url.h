@@ -11,4 +11,8 @@ namespace gdsdata {
 // different origins.
 std::string origin_of(std::string_view url);
 
+// What errors and files show of a URL. An http or https URL loses what may be a secret: its query,
+// its fragment, and a user with a password. Keys of other schemes may have these characters.
+std::string shown_url(std::string_view url);
+
 }  // namespace gdsdata

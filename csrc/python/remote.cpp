@@ -15,6 +15,7 @@
 #include "backend/http_exchange.h"
 #include "base/block_cache.h"
 #include "base/remote_object.h"
+#include "base/url.h"
 #include "python/buffer.h"
 #include "python/gil.h"
 #include "python/values.h"
@@ -61,7 +62,7 @@ ErrorCode code_of(const std::string& kind) {
 }
 
 void refuse(RemoteObject& object, const std::string& kind, std::string message, int system_errno) {
-  const Error error{code_of(kind), std::move(message), object.location(), 0, 0, system_errno};
+  const Error error{code_of(kind), std::move(message), shown_url(object.location()), 0, 0, system_errno};
   const WithoutGil nogil;
   object.refuse(error);
 }

@@ -121,6 +121,19 @@ TEST_F(RangeAttempts, ARefusalWhoseBodyIsCutIsARefusal) {
   EXPECT_EQ(client_->statistics().throttled, 1U);
 }
 
+TEST_F(RangeAttempts, NoErrorRepeatsTheSecretsThatAServerEchoes) {
+  const std::string body = "<Error><Code>NoSuchKey</Code><Message>" + std::string(170, 'm') +
+                           " Authorization: a-secret, and a-secret again</Message></Error>";
+  serve([&](const RangeServer&, const Asked&) {
+    return Answer{
+        "HTTP/1.1 404 x\r\nx-request-id: a-secret\r\nContent-Length: " + std::to_string(body.size()) + "\r\n\r\n",
+        std::as_bytes(std::span(body))};
+  });
+  const Error error = expect_error(read(), ErrorCode::kNotFound);
+  EXPECT_EQ(error.message.find("a-s"), std::string::npos) << error.message;
+  EXPECT_NE(error.message.find("Authorization: ..."), std::string::npos) << error.message;
+}
+
 TEST_F(RangeAttempts, AServerThatSendsOneByteATimeIsGivenUpAfterSomeAttempts) {
   serve([](const RangeServer& server, const Asked& asked) { return server.cut(asked, 1, Then::kClose); });
   const Error error = expect_error(read(), ErrorCode::kIo);
