@@ -2,12 +2,14 @@
 
 import numpy as np
 import pytest
+from helpers import exit_code_of_fork
 from servers.faults import FaultServer
 
 from gdsdata import GDSDataset
 from gdsdata.errors import IoError
 from gdsdata.formats import Records
-from gdsdata.storage import credentials, objects, stores
+from gdsdata.io import remote_access
+from gdsdata.storage import credentials, objects, ranges, stores
 
 FILES, RECORDS, RECORD_BYTES = 6, 40, 64
 
@@ -59,6 +61,24 @@ def test_an_epoch_goes_on_with_a_new_key_if_the_old_one_ends(server):
         server.ended_keys.add(ended)
         assert counted(data) == EACH_ONCE
         assert keys.calls == len(server.ended_keys) + 1  # once for all objects
+
+
+def test_a_forked_child_reads_from_the_cache_of_its_parent(server, tmp_path):
+    stores.configure("s3", endpoint_url=server.endpoint_url, region=server.region, credentials=Keys())
+    url = server.url("3.bin")
+
+    def read():
+        part = ranges.Range(url, objects.identity_of(url), 10, RECORD_BYTES)
+        assert ranges.read_many([part]) == [bytes([3]) * RECORD_BYTES]
+
+    remote_access.use_cache(str(tmp_path / "cache"), None)
+    try:
+        read()
+        asked = server.counts()["statuses"]
+        assert exit_code_of_fork(read) == 0
+        assert server.counts()["statuses"] == asked
+    finally:
+        remote_access.use_cache(None, None)
 
 
 def test_a_refused_object_does_not_lose_a_secret_that_cannot_be_renewed(server):

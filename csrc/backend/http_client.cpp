@@ -29,11 +29,15 @@ size_t reactors_of(const HttpOptions& options) {
                             tuning::kMostHttpReactors);
 }
 
+// The options of the next client. A forked child has those of its parent, and takes no lock for
+// them that a thread of the parent may have held.
+std::atomic<const HttpOptions*> configured{nullptr};
+
 struct Current {
   std::mutex mutex;  // guards the members that follow
   std::shared_ptr<HttpClient> client;
   std::vector<std::weak_ptr<HttpClient>> replaced;  // those that still have requests in flight
-  HttpOptions options;
+  std::vector<std::unique_ptr<const HttpOptions>> options;  // all that were configured here
   bool closed = false;
 };
 
@@ -144,14 +148,17 @@ std::shared_ptr<HttpClient> http_client() {
   Current& current = of_this_process<Current>();
   std::lock_guard lock(current.mutex);
   if (current.closed) throw Failure({ErrorCode::kClosed, "the program ends, and reads no URL any more"});
-  if (current.client == nullptr) current.client = make_client(current.options);
+  if (current.client == nullptr) {
+    const HttpOptions* const options = configured;
+    current.client = make_client(options != nullptr ? *options : HttpOptions{});
+  }
   return current.client;
 }
 
 void configure_http_client(const HttpOptions& options) {
   Current& current = of_this_process<Current>();
   std::lock_guard lock(current.mutex);
-  current.options = options;
+  configured = current.options.emplace_back(std::make_unique<const HttpOptions>(options)).get();
   note_replaced(current);
 }
 

@@ -132,7 +132,7 @@ class HttpClient {
 // The client of this process, made at the first call. Throws Failure: kUnavailable without libcurl,
 // kClosed after `close_http_client`.
 std::shared_ptr<HttpClient> http_client();
-// Replaces it: later requests go by these options.
+// Replaces it: later requests go by these options, and those of children that are forked later.
 void configure_http_client(const HttpOptions& options);
 // Ends its threads. Requests in flight never complete. For the end of the program.
 void close_http_client();

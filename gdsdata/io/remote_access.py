@@ -25,6 +25,7 @@ _starting = threading.Lock()
 _thread: threading.Thread | None = None
 _process = 0
 _folder: str | None = None
+_most_bytes: int | None = None
 _ends = threading.Event()
 
 
@@ -39,7 +40,9 @@ def serve() -> None:
         if _thread is not None and _process == os.getpid():
             return
         stores = importlib.import_module(_STORES, "gdsdata")
-        if _folder is None and (folder := os.environ.get(CACHE_VARIABLE)):
+        if _folder is not None:  # a forked child: the engine there has no cache yet
+            use_cache(_folder, _most_bytes)
+        elif _thread is None and (folder := os.environ.get(CACHE_VARIABLE)):
             use_cache(folder, None)
         _thread, _process = (
             threading.Thread(target=_answer, args=(stores,), name="gdsdata-access", daemon=True),
@@ -58,11 +61,11 @@ def use_cache(folder: str | None, most_bytes: int | None) -> None:
     Raises:
         IoError: the folder cannot be used.
     """
-    global _folder
+    global _folder, _most_bytes
     if folder is not None:
         os.makedirs(folder, exist_ok=True)
     engine.use_cache(folder, _NO_NEW_BOUND if most_bytes is None else most_bytes, BLOCK_BYTES)
-    _folder = folder
+    _folder, _most_bytes = folder, most_bytes
 
 
 def table_of(url: str) -> engine.FileTable:

@@ -2,6 +2,9 @@
 // waits for.
 #include "backend/http_client.h"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <future>
 #include <set>
@@ -146,6 +149,20 @@ TEST(HttpClient, ItsReactorsShareAllConnections) {
     for (size_t i = 0; i < std::min<size_t>(4, connections); ++i) sum += client.next_shard().most;
     EXPECT_EQ(sum, connections);
   }
+}
+
+TEST(HttpClient, AForkedChildHasItsParentsOptions) {
+  if (CurlApi::get() == nullptr) GTEST_SKIP() << CurlApi::refusal();
+  HttpOptions options;
+  options.connections = 3;
+  configure_http_client(options);
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(static_cast<int>(http_client()->options().connections));
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  configure_http_client({});
+  EXPECT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 3);
 }
 
 class HttpExchange : public ::testing::Test {
