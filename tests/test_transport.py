@@ -375,6 +375,18 @@ def test_a_certificate_must_be_that_of_a_known_authority(server, monkeypatch, tm
         assert transport.send(Request("GET", url)).status == 200
         with pytest.raises(IoError, match="certificate is not accepted"):  # another name
             transport.send(Request("GET", url.replace("localhost", "127.0.0.1")))
+        monkeypatch.delenv("SSL_CERT_FILE")
+        hashed = subprocess.run(
+            [openssl, "x509", "-hash", "-noout", "-in", tmp_path / "cert.pem"],
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        (tmp_path / "folder").mkdir()
+        shutil.copy(tmp_path / "cert.pem", tmp_path / "folder" / f"{hashed.strip()}.0")
+        monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "folder"))
+        _engine.configure_http()
+        assert transport.send(Request("GET", url)).status == 200
     finally:
         monkeypatch.delenv("SSL_CERT_FILE", raising=False)
         _engine.configure_http()

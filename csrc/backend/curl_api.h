@@ -24,6 +24,7 @@ struct CurlApi {
     kHeaderData = 10029,
     kCustomRequest = 10036,
     kCaInfo = 10065,
+    kCaPath = 10097,
     kPrivate = 10103,
     kSeekData = 10168,
     kWriteFunction = 20011,
@@ -60,14 +61,12 @@ struct CurlApi {
   enum Event : int { kReadable = 1, kWritable = 2, kFailed = 4 };
   static constexpr int kNoSocket = -1;  // the time that kTimerFunction asked for has come
   enum Info : int {
-    kResponseCode = 0x200002,
     kConnectionsMade = 0x20001a,
     kPrivateData = 0x100015,
-    kPrimaryIp = 0x100020,
     kRedirectUrl = 0x10001f,
     kOsErrno = 0x200019,
   };
-  // Results of a transfer that the client treats in its own way. Every other one is an error.
+  // Results of a transfer that the client, judge_failure or their tests name.
   enum Code : int {
     kOk = 0,
     kUnsupportedProtocol = 1,
@@ -85,14 +84,12 @@ struct CurlApi {
     kReceiveError = 56,
     kBadOwnCertificate = 58,
     kCertificateRefused = 60,
-    kRewindError = 65,
     kBadCertificateFile = 77,
   };
   static constexpr long kHttp = 1, kHttps = 2;    // bits of kProtocols
   static constexpr long kHttp11 = 2;              // a value of kHttpVersion
   static constexpr int kDone = 1;                 // Message::what
   static constexpr size_t kErrorBytes = 256;      // of kErrorBuffer
-  static constexpr size_t kReadAborts = 0x10000000;  // a result of kReadFunction
 
   struct Message {  // CURLMsg
     int what;

@@ -26,7 +26,7 @@ struct HttpOptions {
   size_t reactors = 0;                            // threads; 0: by the number of processors
   std::chrono::milliseconds connect_timeout{5'000};
   std::chrono::milliseconds stall_timeout{10'000};  // without a byte, an exchange is begun anew
-  // From a range's first request on. Behind it, nothing is tried again. A response whose bytes
+  // From a range's first request on. After it, nothing is tried again. A response whose bytes
   // still arrive goes on.
   std::chrono::milliseconds deadline{120'000};
   std::chrono::milliseconds least_backoff{100}, most_backoff{10'000};
@@ -58,8 +58,9 @@ class HttpRoom {
   size_t last_ = 0;                   // whose turn was last
 };
 
-// The requests to one host from one reactor: additive increase, multiplicative decrease. They also
-// need a place in the room, but for the first one: a host that stalls must not hold up another.
+// The requests to one host from one reactor: additive increase, multiplicative decrease. A request
+// also needs a place in the room, unless it is the only one to its host: so a host that stalls does
+// not hold up another.
 class HttpWindow {
  public:
   HttpWindow(HttpRoom& room, size_t most);

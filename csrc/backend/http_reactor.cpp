@@ -1,10 +1,14 @@
 #include "backend/http_reactor.h"
 
+#include <signal.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <new>
+#include <system_error>
 #include <utility>
 
 #include "tuning.h"
@@ -69,6 +73,8 @@ struct HttpReactor::Transfer {
 
 HttpReactor::HttpReactor(size_t most_connections)
     : curl_(libcurl()), most_connections_(most_connections), certificates_(certificates_of_environment()) {
+  std::error_code unreadable;
+  has_certificate_folder_ = std::filesystem::is_directory(certificates_, unreadable);
   multi_ = curl_.multi_init();
   if (multi_ == nullptr) throw Failure({ErrorCode::kUnavailable, "libcurl has no memory for a handle"});
   // Idle connections above this number are closed. The default depends on the number of transfers
@@ -79,7 +85,12 @@ HttpReactor::HttpReactor(size_t most_connections)
   curl_.multi_setopt(multi_, CurlApi::kTimerFunction, &HttpReactor::on_timer);
   curl_.multi_setopt(multi_, CurlApi::kTimerData, this);
   spare_.reserve(most_connections_);
-  thread_ = std::thread([this] { run(); });
+  try {
+    thread_ = std::thread([this] { run(); });
+  } catch (...) {
+    curl_.multi_cleanup(multi_);
+    throw;
+  }
 }
 
 HttpReactor::~HttpReactor() { stop(); }
@@ -124,6 +135,12 @@ void run_task(const HttpReactor::Task& task) noexcept {
 }  // namespace
 
 void HttpReactor::run() {
+  // A TLS library writes to connections that the server has closed. libcurl leaves the signal to its
+  // caller, because of kNoSignal.
+  sigset_t pipe;
+  ::sigemptyset(&pipe);
+  ::sigaddset(&pipe, SIGPIPE);
+  ::pthread_sigmask(SIG_BLOCK, &pipe, nullptr);
   for (;;) {
     run_tasks();
     int running = 0;
@@ -227,7 +244,9 @@ void HttpReactor::Transfer::set_up() {
   set(CurlApi::kHeaderData, this);
   set(CurlApi::kWriteFunction, &HttpReactor::on_body);
   set(CurlApi::kWriteData, this);
-  if (!reactor.certificates_.empty()) set(CurlApi::kCaInfo, reactor.certificates_.c_str());
+  if (!reactor.certificates_.empty()) {
+    set(reactor.has_certificate_folder_ ? CurlApi::kCaPath : CurlApi::kCaInfo, reactor.certificates_.c_str());
+  }
   if (request.method == "HEAD") {
     set(CurlApi::kNoBody, 1L);
   } else if (request.method == "PUT" || request.method == "POST") {

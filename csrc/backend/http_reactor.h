@@ -44,7 +44,6 @@ struct HttpEnd {
   int system_errno = 0;
   std::string redirect_url = {};  // absolute; empty: the response is no redirect
   std::optional<Error> thrown = {};  // by the receiver, or without memory for the response
-  bool is_refused_certificate() const { return code == CurlApi::kCertificateRefused; }
 };
 
 // Receives one response, on the reactor's thread. No method may block. What `take_head` and
@@ -110,7 +109,8 @@ class HttpReactor {
   const CurlApi& curl_;
   CurlApi::Multi multi_ = nullptr;
   const size_t most_connections_;
-  std::string certificates_;  // of the environment; empty: libcurl's own
+  const std::string certificates_;  // of the environment, a file or a folder; empty: libcurl's own
+  bool has_certificate_folder_ = false;
   std::unordered_map<Exchange, std::unique_ptr<Transfer>> transfers_;
   std::vector<CurlApi::Easy> spare_;  // at most most_connections_, for which it has memory
   Exchange last_ = kNone;

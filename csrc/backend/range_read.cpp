@@ -69,7 +69,7 @@ class RangeRead::Attempt final : public HttpReceiver {
     }
     const ObjectRange left = owner_.left();
     if (bytes.size() > left.length()) {
-      verdict_ = judge_short_body(received_ + bytes.size(), left.length());
+      verdict_ = judge_wrong_length(received_ + bytes.size(), received_ + left.length());
       return false;
     }
     owner_.sink_(owner_.position_, bytes);
@@ -105,7 +105,7 @@ class RangeRead::Attempt final : public HttpReceiver {
     } else if (end.code != CurlApi::kOk) {
       verdict = judge_failure(end);
     } else {
-      verdict = judge_short_body(received_, received_ + owner_.left().length());
+      verdict = judge_wrong_length(received_, received_ + owner_.left().length());
     }
     if (verdict.action != Verdict::Action::kTake)
       verdict.reason = without_words(std::move(verdict.reason), secret_words(*owner_.access_));

@@ -204,7 +204,7 @@ Verdict judge_failure(const HttpEnd& end) {
   }
 }
 
-Verdict judge_short_body(uint64_t received, uint64_t asked) {
+Verdict judge_wrong_length(uint64_t received, uint64_t asked) {
   return wrong_answer("the server sent " + std::to_string(received) + " bytes instead of " + std::to_string(asked));
 }
 

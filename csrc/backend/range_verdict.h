@@ -46,7 +46,7 @@ Verdict judge_redirect(std::string_view from, std::string_view to, unsigned hops
 // Judges an exchange that failed: the connection, TLS, a time limit.
 Verdict judge_failure(const HttpEnd& end);
 // Judges a complete exchange whose body has another length than was asked for.
-Verdict judge_short_body(uint64_t received, uint64_t asked);
+Verdict judge_wrong_length(uint64_t received, uint64_t asked);
 
 inline bool is_success(int status) { return status >= 200 && status < 300; }
 inline bool is_redirect(int status) {

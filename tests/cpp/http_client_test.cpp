@@ -2,6 +2,7 @@
 // waits for.
 #include "backend/http_client.h"
 
+#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -163,6 +164,17 @@ TEST(HttpClient, AForkedChildHasItsParentsOptions) {
   configure_http_client({});
   EXPECT_TRUE(WIFEXITED(status));
   EXPECT_EQ(WEXITSTATUS(status), 3);
+}
+
+TEST(HttpReactor, ABrokenPipeDoesNotEndTheProgram) {
+  if (CurlApi::get() == nullptr) GTEST_SKIP() << CurlApi::refusal();
+  HttpReactor reactor(1);
+  std::promise<void> goes_on;
+  reactor.post([&] {
+    ::pthread_kill(::pthread_self(), SIGPIPE);
+    goes_on.set_value();
+  });
+  goes_on.get_future().get();
 }
 
 class HttpExchange : public ::testing::Test {
