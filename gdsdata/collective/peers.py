@@ -11,9 +11,10 @@ import contextlib
 import time
 import weakref
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,6 +32,9 @@ CLOSED = "the data set's iterator was closed"
 _LOOK_S = 0.05
 # The others are there already when a group is made, so that takes milliseconds.
 _CONNECT = timedelta(seconds=30)
+# The next pieces must be under way while one ends.
+_PIECE_BYTES = 64 << 20
+_PIECES_UNDER_WAY = 2
 
 
 class Peers:
@@ -41,6 +45,7 @@ class Peers:
 
     Args:
         ranks: theirs in the default process group.
+        together: what they do, in words for errors.
 
     Attributes:
         ranks: in the order of their parts, which is ascending.
@@ -48,22 +53,23 @@ class Peers:
         place: which of them this process is.
     """
 
-    def __init__(self, ranks: Collection[int]) -> None:
-        self.ranks, self.count = sorted(ranks), len(ranks)
+    def __init__(self, ranks: Collection[int], together: str = "read each batch together") -> None:
+        self.ranks, self.count, self._together = sorted(ranks), len(ranks), together
         self.place = self.ranks.index(torch.distributed.get_rank())
         made, key = _made.setdefault(_default_group(), {}), tuple(self.ranks)
         number = made[key] = made.get(key, 0) + 1
         self._name = f"gdsdata/peers/{'-'.join(map(str, self.ranks))}/{number}"
         self._meetings = 0
 
-    def meet(self, is_wanted: Callable[[], bool]) -> Meeting:
+    def meet(self, is_wanted: Callable[[], bool], timeout: timedelta | None = None) -> Meeting:
         """Return a meeting. It begins when it is first used.
 
         Args:
             is_wanted: a wait for the others ends by `EngineClosed` when it returns False.
+            timeout: how long they may be silent; None: as long as in the default group.
         """
         self._meetings += 1
-        return Meeting(self, f"{self._name}/{self._meetings}", is_wanted)
+        return Meeting(self, f"{self._name}/{self._meetings}", is_wanted, timeout)
 
     @property
     def in_words(self) -> str:
@@ -74,7 +80,7 @@ class Peers:
         """Return the error of a process that ended, or is silent."""
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
         return RankLost(
-            f"of {self.in_words}, which read each batch together, one has ended, or is silent for too long: {said}. "
+            f"of {self.in_words}, which {self._together}, one has ended, or is silent for too long: {said}. "
             "Look for its own error"
         )
 
@@ -82,7 +88,7 @@ class Peers:
         """Return the error of processes that take no more batches."""
         who = ranks_in_words([self.ranks[place] for place in places])
         return RankLost(
-            f"of {self.in_words}, which read each batch together, {who} left the epoch before its end: its loop was "
+            f"of {self.in_words}, which {self._together}, {who} left the epoch before its end: its loop was "
             "broken off, or failed. Look for its own error; else have all of them take the same batches"
         )
 
@@ -110,6 +116,20 @@ def _store_of(default: ProcessGroup) -> Any:
     return _stores[default]
 
 
+class Parcel(NamedTuple):
+    """Bytes that one peer sends to another.
+
+    Attributes:
+        place: of the other peer.
+        tag: a number that both have for these bytes, and for no other ones on their way.
+        content: the bytes, or the memory for them: uint8, one dimension, on the CPU.
+    """
+
+    place: int
+    tag: int
+    content: torch.Tensor
+
+
 class Meeting:
     """Peers that exchange numbers and bytes over gloo, in the order of their calls.
 
@@ -118,11 +138,13 @@ class Meeting:
     Args:
         peers: that meet.
         name: of the meeting, the same for all of them.
-        is_wanted: as of `Peers.meet`.
+        is_wanted, timeout: as of `Peers.meet`.
     """
 
-    def __init__(self, peers: Peers, name: str, is_wanted: Callable[[], bool]) -> None:
-        self.peers, self.name, self._is_wanted = peers, name, is_wanted
+    def __init__(
+        self, peers: Peers, name: str, is_wanted: Callable[[], bool], timeout: timedelta | None = None
+    ) -> None:
+        self.peers, self.name, self._is_wanted, self._timeout = peers, name, is_wanted, timeout
         self._group: Any = None
         self._is_idle = True  # no exchange is under way
 
@@ -147,6 +169,33 @@ class Meeting:
         together = f"{self.peers.in_words}, which read each batch together"
         return error_of_all(mine, self.contents, self.peers.ranks, self.peers.place, together)
 
+    def pass_on(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> None:
+        """Send tensors to other peers, and fill tensors with what they send.
+
+        All peers of the transfers make this call. Bytes move in pieces of 64 MiB, straight from
+        memory to memory. It follows another exchange of this meeting.
+
+        Raises:
+            RankLost: a peer has ended or left, or is silent for too long. Its bytes may still
+                arrive until `close` was called.
+        """
+        parcels = [(self._group.send, one) for one in sends] + [(self._group.recv, one) for one in receives]
+        under_way: deque[Work] = deque()
+        self._is_idle = False
+        try:
+            for begin in range(0, max((one.content.nbytes for _, one in parcels), default=0), _PIECE_BYTES):
+                for move, one in parcels:
+                    if begin < one.content.nbytes:
+                        piece = one.content[begin : begin + _PIECE_BYTES]
+                        under_way.append(move([piece], one.place, one.tag))
+                while len(under_way) > _PIECES_UNDER_WAY * len(parcels):
+                    under_way.popleft().wait()
+            while under_way:
+                under_way.popleft().wait()
+        except RuntimeError as error:
+            raise self.peers.lost(error) from error
+        self._is_idle = True
+
     def close(self) -> None:
         """Close the connections, so that calls of the others raise `RankLost`."""
         group, self._group = self._group, None
@@ -155,7 +204,7 @@ class Meeting:
 
     def _all(self, mine: torch.Tensor) -> torch.Tensor:
         if self._group is None:
-            self._group = _gloo_group(self.peers, self.name, self._is_wanted)
+            self._group = _gloo_group(self.peers, self.name, self._is_wanted, self._timeout)
         found = torch.empty((self.peers.count, *mine.shape), dtype=mine.dtype)
         self._is_idle = False
         try:
@@ -167,19 +216,19 @@ class Meeting:
         return found
 
 
-def _gloo_group(peers: Peers, name: str, is_wanted: Callable[[], bool]) -> Any:
+def _gloo_group(peers: Peers, name: str, is_wanted: Callable[[], bool], timeout: timedelta | None = None) -> Any:
     """Return a new gloo group of the peers, which all make it.
 
     Args:
         name: of the group.
-        is_wanted: as of `Peers.meet`.
+        is_wanted, timeout: as of `Peers.meet`.
 
     Raises:
         RankLost: one of them does not come in time.
         EngineClosed: the group is not wanted any more.
     """
     default = _default_group()
-    timeout = timeout_of_group(default)
+    timeout = timeout or timeout_of_group(default)
     store = torch.distributed.PrefixStore(name, _store_of(default))
     keys = [f"here/{place}" for place in range(peers.count)]
     store.set(keys[peers.place], "")
@@ -189,7 +238,7 @@ def _gloo_group(peers: Peers, name: str, is_wanted: Callable[[], bool]) -> Any:
         if not is_wanted():
             raise EngineClosed(CLOSED)
         if time.monotonic() > until:
-            raise peers.lost(f"after {timeout.total_seconds():g} s not all of them had begun the epoch")
+            raise peers.lost(f"after {timeout.total_seconds():g} s not all of them had begun")
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _LOOK_S)
     try:

@@ -59,6 +59,19 @@ def local_folder(folder: str | os.PathLike[str]) -> str:
     return path
 
 
+def peers_of(count: Any) -> int:
+    """Return how many other nodes keep a copy of each rank's state: 0 or 1.
+
+    Raises:
+        TypeError: it is no whole number.
+        ValueError: it is another number.
+    """
+    number = whole_number("peers", count, 0)
+    if number > 1:
+        raise ValueError(f"peers={number}: give 1 to keep states in the memory of one more node, or 0")
+    return number
+
+
 def upload_url(upload: Any) -> str:
     """Return where checkpoints are uploaded to.
 

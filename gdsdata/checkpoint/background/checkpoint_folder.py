@@ -2,6 +2,7 @@
 
     runs/a/step-100/rank-0-5f2c91d0.pt     what rank 0 saved; torch.load reads it
     runs/a/step-100/manifest.json          written last: names the files of every rank
+    runs/a/run-id                          the folder's random name, if copies are kept in memory
 
 If a step is saved again, its new files have other names, and the rename of the new manifest
 replaces one checkpoint by the other.
@@ -30,6 +31,7 @@ from gdsdata.checkpoint.file_writer import TEMPORARY, FileWriter, make_folder, s
 from gdsdata.errors import CorruptData
 from gdsdata.io.options import EngineOptions
 
+_RUN_ID = "run-id"
 _OURS = re.compile(rf"{RANK_FILE}({TEMPORARY})?|manifest\.json{TEMPORARY}")
 
 
@@ -80,6 +82,14 @@ class CheckpointFolder:
             message = f"'{path}' has {size_bytes} bytes, and its manifest says {file.size_bytes}. {remedy}"
             raise CorruptData(message, path, 0, size_bytes)
         return path
+
+    def run_id(self) -> str | None:
+        """Return the folder's random name, which copies in memory have; None: it has none."""
+        try:
+            with open(os.path.join(self.path, _RUN_ID), "rb") as file:
+                return file.read().decode("ascii", "replace")
+        except FileNotFoundError:
+            return None
 
     def steps(self) -> list[int]:
         """Return the steps that have a folder, complete or not."""
@@ -168,6 +178,33 @@ class LockedFolder:
         make_folder(self._folder.folder_of(step))
         return secrets.token_hex(4)
 
+    def run_id(self) -> str:
+        """Return the folder's random name, which it gets if it has none.
+
+        Raises:
+            IoError: the name cannot be written.
+        """
+        found = self._folder.run_id()
+        if found is None:
+            found = secrets.token_hex(8)
+            content = found.encode()
+            with FileWriter(os.path.join(self._folder.path, _RUN_ID), len(content), self._options) as writer:
+                writer.write_bytes([(0, content)])
+                writer.commit()
+        return found
+
+    def next_sequence(self, least_sequence: int) -> int:
+        """Return the `Manifest.sequence` of the next checkpoint.
+
+        Args:
+            least_sequence: it is not lower, because there are newer checkpoints elsewhere.
+
+        Raises:
+            CorruptData: a manifest is damaged.
+        """
+        complete = self._known()
+        return max(complete[-1].sequence + 1 if complete else 0, least_sequence)
+
     def commit(self, step: int, files: Sequence[SavedFile], least_sequence: int = 0) -> Manifest:
         """Write a checkpoint's manifest, whose files are on storage already.
 
@@ -176,14 +213,13 @@ class LockedFolder:
         Args:
             step: the step.
             files: those of the ranks, in order.
-            least_sequence: the least `Manifest.sequence`: there are newer ones elsewhere.
+            least_sequence: as of `next_sequence`.
 
         Raises:
             IoError: another process has taken the lock over, or the manifest cannot be written.
         """
         complete = self._known()
-        sequence = max(complete[-1].sequence + 1 if complete else 0, least_sequence)
-        manifest = Manifest(step, sequence, tuple(files))
+        manifest = Manifest(step, self.next_sequence(least_sequence), tuple(files))
         content = manifest.content
         self._lock.check()
         with FileWriter(self._folder.file(step, MANIFEST), len(content), self._options) as writer:

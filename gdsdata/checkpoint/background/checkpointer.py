@@ -7,7 +7,7 @@ import functools
 import os
 import time
 import weakref
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from concurrent.futures import Future, wait
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -15,16 +15,21 @@ from typing import TYPE_CHECKING, Any
 from gdsdata.checkpoint.background.arguments import (
     bytes_per_s,
     local_folder,
+    peers_of,
     size_in_bytes,
     upload_url,
     whole_number,
 )
 from gdsdata.checkpoint.background.checkpoint_folder import CheckpointFolder
-from gdsdata.checkpoint.background.checkpoints import Candidate, Checkpoints
+from gdsdata.checkpoint.background.checkpoints import Checkpoints
+from gdsdata.checkpoint.background.copies import Held
+from gdsdata.checkpoint.background.memory_folder import DEFAULT_BASE, MemoryFolder
+from gdsdata.checkpoint.background.peer_memory import CopiesInMemory, NoPeerMemory, Outcome, PeerMemory
 from gdsdata.checkpoint.background.preparation import Preparation, end_preparing
 from gdsdata.checkpoint.background.rank_file import load_over
 from gdsdata.checkpoint.background.ranks import Ranks
 from gdsdata.checkpoint.background.remote_folder import RemoteFolder
+from gdsdata.checkpoint.background.restoring import Found, Restoring
 from gdsdata.checkpoint.background.save_handle import SaveHandle
 from gdsdata.checkpoint.background.save_job import FailedJob, SaveJob
 from gdsdata.checkpoint.background.saver import Saver
@@ -65,7 +70,9 @@ class AsyncCheckpointer:
     are pinned if a state has tensors on a GPU. `restore` and `prepare` have as many made in the
     background as the state's bytes need; a save makes what is lacking. To that come the engine's
     own memory (`EngineOptions`), GPU memory within ``device_staging_bytes``, and 4 parts of an
-    upload (16 MiB each, for files up to 160 GB).
+    upload (16 MiB each, for files up to 160 GB). With ``peers=1``, a node's ``memory_folder`` has
+    two files for each rank: its own, and that of the rank whose partner it is. While they are
+    replaced, it has four. A copy takes at most three quarters of what the node has left.
 
     It owns the threads that write, and the folder's lock. One thread at a time may call it.
 
@@ -90,6 +97,11 @@ class AsyncCheckpointer:
         upload_keep_last: how many of the newest uploaded checkpoints the store keeps; besides those
             of ``keep_every``.
         upload_gb_per_s: the most that all ranks together upload, in GB/s. None: no bound.
+        peers: 1 keeps the newest state in memory too: each rank's file on its own node, and on that
+            of a partner. They outlive the processes, so a restart restores from memory, also if one
+            node is lost. If all ranks are on one node, it has each file once. With 0, the first
+            save removes such copies.
+        memory_folder: where copies are, in the memory of each node. None: "/dev/shm".
         options: of the engine; None: the defaults.
 
     Raises:
@@ -110,6 +122,8 @@ class AsyncCheckpointer:
         upload: str | None = None,
         upload_keep_last: int = 10,
         upload_gb_per_s: float | None = None,
+        peers: int = 0,
+        memory_folder: str | os.PathLike[str] | None = None,
         options: EngineOptions | None = None,
     ) -> None:
         self.keep_last = whole_number("keep_last", keep_last, 1)
@@ -125,10 +139,16 @@ class AsyncCheckpointer:
         self._preparation = Preparation(self._staging)
         self._end_preparing = weakref.finalize(self, end_preparing, self._staging, self._preparation, os.getpid())
         self._snapshots = Snapshots(on_devices)
+        copies = MemoryFolder(os.fsdecode(memory_folder or DEFAULT_BASE), self._folder.path)
+        self._keeps_copies = peers_of(peers) > 0
         self._ranks = Ranks(process_group, timeout_s)
+        self._memory: CopiesInMemory = NoPeerMemory(copies)
+        if self._keeps_copies:
+            self._memory = PeerMemory(copies, self._ranks, timeout_s)
+        self._restoring = Restoring(self._folder, self._checkpoints, self._memory, self._ranks)
         self._uploads = None if remote is None else Uploads(self._folder, remote, kept_there, pace)
         kept = Kept(self.keep_last, self.keep_every)
-        self._saver = Saver(self._folder, self._ranks, kept, self._uploads, self.options)
+        self._saver = Saver(self._folder, self._ranks, kept, self._uploads, self._memory, self.options)
         self._stagers = DaemonThreads(1, "gdsdata-stage")
         self._stagings: list[Future[None]] = []  # of snapshots, in progress
         # Saves, those in which this rank only takes part, and calls that begin uploads.
@@ -175,17 +195,19 @@ class AsyncCheckpointer:
             job = SaveJob(step, states, self._staging, self._snapshots)
         except Exception as error:
             if not self._closed:
-                its_end = self._saver.submit(FailedJob(step, error), Future())  # the other ranks wait for this one
+                # The other ranks wait for this one.
+                its_end = self._saver.submit(FailedJob(step, error), Future(), Future())
                 self._under_way.append(its_end)
             raise
         if not job.is_copied:
             wait(self._stagings)  # they need staging memory, and this state would hold all of it until it is written
-        uploaded: Future[str] = Future()
-        ended = self._saver.submit(job, uploaded)
+        uploaded, copied = Future[str](), Outcome()
+        ended = self._saver.submit(job, uploaded, copied)
         self._under_way.append(ended)
         self._unseen.append(ended)
         seen = functools.partial(self._forget, ended)
-        handle = SaveHandle(step, job.size_bytes, ended, seen, uploaded if self._uploads else None)
+        uploaded_there = uploaded if self._uploads else None
+        handle = SaveHandle(step, job.size_bytes, ended, seen, uploaded_there, copied if self._keeps_copies else None)
         try:
             if job.is_copied:
                 self._stagings = [one for one in self._stagings if not one.done()]
@@ -241,6 +263,10 @@ class AsyncCheckpointer:
         With ``upload``, that is the newest one of the folder and of the store. One that only the
         store has is read from there. Then the upload of what an earlier process has left begins.
 
+        With ``peers``, a save that memory has too is read from there, and so is one that is newer
+        than all others. If a copy cannot be read, a warning says so, and all ranks read what the
+        folder or the store has.
+
         Waits for saves in progress. Afterwards memory for saves of ``state`` is made in the
         background, as by `prepare`, whether there was a checkpoint or not. Without a checkpoint,
         only models, optimizers and plain values are counted.
@@ -275,14 +301,16 @@ class AsyncCheckpointer:
         Stream semantics: the bytes are in place when this returns, for every stream.
         """
 
-        def prepare() -> None:
+        def prepare() -> Held:
             check_state(state, MutableMapping)
             if step is not None:
                 whole_number("step", step, 0)
             self.wait()
+            self._memory.wait()
+            return self._memory.held()
 
-        self._ranks.each(prepare)  # afterwards no rank has a save in progress
-        chosen = self._ranks.first(lambda: self._find(step))
+        held = self._ranks.each(prepare)  # afterwards no rank has a save in progress
+        chosen = self._ranks.first(lambda: self._find(step, held))
         if chosen is None:
             self._begin_uploads()
             self._prepare({name: one for name, one in state.items() if is_counted(one)})
@@ -290,27 +318,20 @@ class AsyncCheckpointer:
         targets = {name: target_of(one) for name, one in state.items()}
         parts = {name: local_parts(target) for name, target in targets.items()}
 
-        def read() -> dict[str, Any]:
-            return load_over(
-                self._checkpoints.path_of(chosen, self._ranks.rank, self._ranks.count),
-                parts,
-                strict=[name for name, one in state.items() if not hasattr(one, "load_state_dict")],
-                verify=verify,
-                weights_only=weights_only,
-                options=self.options,
-            )
+        def load(path: str) -> dict[str, Any]:
+            strict = [name for name, one in state.items() if not hasattr(one, "load_state_dict")]
+            return load_over(path, parts, strict=strict, verify=verify, weights_only=weights_only, options=self.options)
 
-        found = self._ranks.mine(read)
-        whole = {name: with_dtensors(targets[name], parts[name], found[name]) for name in targets}
+        found = self._restoring.read(chosen, load)
+        whole = {name: with_dtensors(targets[name], parts[name], found.content[name]) for name in targets}
         for name, one in list(state.items()):
             if hasattr(one, "load_state_dict"):
-                place = f"step {chosen.manifest.step} in {self._checkpoints.place}"
-                load_state(name, one, whole[name], place)
+                load_state(name, one, whole[name], found.place)
             else:
                 state[name] = restored(one, whole[name])
         self._prepare({name: one if is_counted(one) else targets[name] for name, one in state.items()})
         self._begin_uploads()
-        return chosen.manifest.step
+        return found.step
 
     def steps(self) -> list[int]:
         """Return the steps of the complete checkpoints, here and uploaded, the newest last."""
@@ -334,13 +355,16 @@ class AsyncCheckpointer:
     def close(self, *, wait_for_uploads: bool = True) -> None:
         """Wait for every save and upload, and let others save into the folder. Raises as `wait`.
 
+        With ``peers``, copies in progress are waited for too. They stay in memory: the next process
+        restores from them.
+
         Memory that is being made is not waited for, but for the buffers in progress.
 
         May be called again.
 
         Args:
-            wait_for_uploads: False: the next process uploads what is left. An error that ends the
-                ``with`` block does the same.
+            wait_for_uploads: False: the next process uploads what is left, and copies in progress
+                are not waited for. An error that ends the ``with`` block does the same.
         """
         self._end_preparing()
         try:
@@ -349,6 +373,7 @@ class AsyncCheckpointer:
             self._closed = True
             self._staging.close()
             self._saver.close(wait_for_uploads)
+            self._memory.close(wait_for_uploads)
             self._stagers.close()
 
     def __repr__(self) -> str:
@@ -404,8 +429,8 @@ class AsyncCheckpointer:
         if not self._closed:
             self._under_way.append(self._saver.begin_uploads())
 
-    def _find(self, step: int | None) -> Candidate | None:
-        found = self._checkpoints.find(step)
+    def _find(self, step: int | None, held: Sequence[Held]) -> Found | None:
+        found = self._restoring.find(step, held)
         if self._uploads is not None:
             self._uploads.note(self._checkpoints.highest_sequence)
         return found

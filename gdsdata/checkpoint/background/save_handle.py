@@ -22,11 +22,12 @@ class SaveHandle:
         ended: Future[str],
         seen: Callable[[], None],
         uploaded: Future[str] | None = None,
+        copied: Future[bool] | None = None,
     ) -> None:
         self.step = step
         self.bytes = size_bytes
         self.stall_s = 0.0
-        self._ended, self._seen, self._uploaded = ended, seen, uploaded
+        self._ended, self._seen, self._uploaded, self._copied = ended, seen, uploaded, copied
 
     def __repr__(self) -> str:
         state = "under way"
@@ -80,3 +81,21 @@ class SaveHandle:
         if self._uploaded is None:
             raise ValueError("this checkpoint is not uploaded: construct AsyncCheckpointer with upload=")
         return self._uploaded.result(timeout_s)
+
+    def copied(self, timeout_s: float | None = None) -> bool:
+        """Wait until all ranks have their copies of the state in memory, or will not get them.
+
+        Args:
+            timeout_s: how long to wait, in seconds; None: until it is known.
+
+        Returns:
+            Whether every rank's file is in the memory of its node, and of its partner's if there
+            are several nodes. If it is not, a warning on the first rank has said why.
+
+        Raises:
+            ValueError: the `AsyncCheckpointer` has no ``peers``.
+            TimeoutError: it is not known after ``timeout_s``.
+        """
+        if self._copied is None:
+            raise ValueError("no copies are kept in memory: construct AsyncCheckpointer with peers=1")
+        return self._copied.result(timeout_s)

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
+from gdsdata.checkpoint.background.own_copy import NoCopy, OwnCopy, PieceWriter
 from gdsdata.checkpoint.background.staging import NO_SOURCES, Part, Piece, Snapshots, Sources, Staged, pieces
 from gdsdata.checkpoint.background.staging_memory import Staging
 from gdsdata.checkpoint.file_writer import Extent, FileWriter, crc32_of_all
@@ -112,8 +113,14 @@ class SaveJob:
     def check(self) -> None:
         """Raise the error that keeps this save from beginning: there is none."""
 
-    def write(self, path: str, writers: DaemonThreads, options: EngineOptions) -> int:
+    def write(self, path: str, writers: DaemonThreads, options: EngineOptions, copy: OwnCopy | NoCopy) -> int:
         """Write the file; it is on storage when this returns.
+
+        Args:
+            path: of the file.
+            writers: write pieces.
+            options: of the engine.
+            copy: gets all bytes too.
 
         Returns:
             Its size in bytes.
@@ -123,7 +130,8 @@ class SaveJob:
         """
         layout = self._layout
         parts_of: dict[int, list[tuple[int, int, int]]] = {}  # of each storage: begin, CRC-32, size
-        with FileWriter(path, layout.end, options) as writer:
+        with FileWriter(path, layout.end, options) as file:
+            writer = copy.beside(file, layout.end)
             written = []
             try:
                 for staged in self._staged_pieces():
@@ -168,7 +176,7 @@ class SaveJob:
         staged.wait()
         self._staging.release(staged.memory)
 
-    def _write_piece(self, writer: FileWriter, staged: Staged) -> list[tuple[Part, int]]:
+    def _write_piece(self, writer: PieceWriter, staged: Staged) -> list[tuple[Part, int]]:
         """Write a piece.
 
         Returns:
@@ -226,7 +234,7 @@ class FailedJob:
     def check(self) -> None:
         raise self._error
 
-    def write(self, path: str, writers: DaemonThreads, options: EngineOptions) -> NoReturn:
+    def write(self, path: str, writers: DaemonThreads, options: EngineOptions, copy: OwnCopy | NoCopy) -> NoReturn:
         raise self._error
 
     def cancel(self) -> None:

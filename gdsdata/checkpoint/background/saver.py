@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
 
 from gdsdata.checkpoint.background.checkpoint_folder import CheckpointFolder, LockedFolder, nothing_spared
+from gdsdata.checkpoint.background.copies import Generation
 from gdsdata.checkpoint.background.manifest import Manifest, SavedFile
+from gdsdata.checkpoint.background.own_copy import NoCopy, OwnCopy
+from gdsdata.checkpoint.background.peer_memory import CopiesInMemory, Outcome, set_outcome
 from gdsdata.checkpoint.background.ranks import Ranks
 from gdsdata.checkpoint.background.save_job import FailedJob, SaveJob
 from gdsdata.checkpoint.background.uploads import Kept, Uploads
@@ -14,6 +18,22 @@ from gdsdata.checkpoint.threads import DaemonThreads
 from gdsdata.errors import CorruptData, IoError, SaveAborted
 from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
+
+
+class _Begun(NamedTuple):
+    """A save that the first rank has begun.
+
+    Attributes:
+        step: the step.
+        number: the random part of its files' names.
+        sequence: the least `Manifest.sequence`.
+        generation: of its copies in memory; None: it gets none.
+    """
+
+    step: int
+    number: str
+    sequence: int
+    generation: Generation | None
 
 
 class Saver:
@@ -26,28 +46,37 @@ class Saver:
         ranks: all ranks.
         kept: which checkpoints stay in the folder.
         uploads: takes complete checkpoints; None: nobody does.
+        memory: takes copies of saves.
         options: of the engine.
     """
 
     def __init__(
-        self, folder: CheckpointFolder, ranks: Ranks, kept: Kept, uploads: Uploads | None, options: EngineOptions
+        self,
+        folder: CheckpointFolder,
+        ranks: Ranks,
+        kept: Kept,
+        uploads: Uploads | None,
+        memory: CopiesInMemory,
+        options: EngineOptions,
     ) -> None:
         self._folder, self._ranks, self._kept, self._uploads, self._options = folder, ranks, kept, uploads, options
+        self._memory = memory
         self._locked: LockedFolder | None = None  # of the thread, from its first save on
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="gdsdata-save")  # the interpreter's end waits for it
         self._writers = DaemonThreads(2, "gdsdata-write")  # two pieces at a time, so that storage always has the next
 
-    def submit(self, job: SaveJob | FailedJob, uploaded: Future[str]) -> Future[str]:
+    def submit(self, job: SaveJob | FailedJob, uploaded: Future[str], copied: Outcome) -> Future[str]:
         """Save a state after those before it.
 
         Args:
             job: the state, or the error that keeps it from being saved.
             uploaded: gets the checkpoint's URL, if it is uploaded, or the error.
+            copied: gets whether memory has all copies.
 
         Returns:
             The checkpoint's folder, when it is complete.
         """
-        return self._thread.submit(self._save, job, uploaded)
+        return self._thread.submit(self._save, job, uploaded, copied)
 
     def begin_uploads(self) -> Future[None]:
         """Upload what an earlier process has left, if nobody else saves into the folder."""
@@ -64,21 +93,23 @@ class Saver:
 
     # --- in the thread ------------------------------------------------------------------------------------------------
 
-    def _save(self, job: SaveJob | FailedJob, uploaded: Future[str]) -> str:
+    def _save(self, job: SaveJob | FailedJob, uploaded: Future[str], copied: Outcome) -> str:
         """Save on all ranks.
 
         The first rank makes the folder, each rank writes its file, and the first rank commits.
         """
         try:
-            number, step = self._ranks.first(lambda: (self._begin(job), job.step))
-            files = self._ranks.each(lambda: self._write(job, number, step))
-            manifest = self._ranks.first(lambda: self._commit(step, files))
+            begun = self._ranks.first(lambda: self._begin(job))
+            with self._memory.keeping(begun.generation, copied) as copy:
+                files = self._ranks.each(lambda: self._write(job, begun, copy))
+            manifest = self._ranks.first(lambda: self._commit(begun, files))
             if self._uploads is not None:
                 self._uploads.start()
                 self._uploads.add(manifest, uploaded)
             return self._folder.folder_of(job.step)
         except BaseException as error:
             uploaded.set_exception(error)
+            set_outcome(copied, False)
             if self._locked is not None:
                 with contextlib.suppress(Exception):  # the next save tries again
                     self._locked.tidy()
@@ -86,9 +117,13 @@ class Saver:
         finally:
             job.cancel()
 
-    def _begin(self, job: SaveJob | FailedJob) -> str:
+    def _begin(self, job: SaveJob | FailedJob) -> _Begun:
         job.check()
-        return self._lock().begin(job.step)
+        locked = self._lock()
+        number = locked.begin(job.step)
+        of_store = self._uploads.least_sequence if self._uploads else 0
+        sequence = locked.next_sequence(max(self._memory.least_sequence, of_store))
+        return _Begun(job.step, number, sequence, self._memory.plan(job.step, sequence, number, locked.run_id))
 
     def _lock(self) -> LockedFolder:
         if self._locked is None:
@@ -104,16 +139,17 @@ class Saver:
                 self._ranks.first(self._hold_lock)
                 self._uploads.start()
 
-    def _write(self, job: SaveJob | FailedJob, number: str, step: int) -> SavedFile:
-        if job.step != step:
-            raise SaveAborted(f"the ranks save different steps: this one {job.step}, and the first one {step}")
-        name = f"rank-{self._ranks.rank}-{number}.pt"
-        return SavedFile(name, job.write(self._folder.file(job.step, name), self._writers, self._options))
+    def _write(self, job: SaveJob | FailedJob, begun: _Begun, copy: OwnCopy | NoCopy) -> SavedFile:
+        if job.step != begun.step:
+            raise SaveAborted(f"the ranks save different steps: this one {job.step}, and the first one {begun.step}")
+        name = f"rank-{self._ranks.rank}-{begun.number}.pt"
+        return SavedFile(name, job.write(self._folder.file(job.step, name), self._writers, self._options, copy))
 
-    def _commit(self, step: int, files: list[SavedFile]) -> Manifest:
+    def _commit(self, begun: _Begun, files: list[SavedFile]) -> Manifest:
         assert self._locked is not None  # `_begin` was here before, on this rank
         uploads = self._uploads
-        manifest = self._locked.commit(step, files, uploads.least_sequence if uploads else 0)
+        least_sequence = max(begun.sequence, uploads.least_sequence if uploads else 0)
+        manifest = self._locked.commit(begun.step, files, least_sequence)
         try:
             self._locked.retain(*self._kept, uploads.spare if uploads else nothing_spared)
         except (OSError, CorruptData) as error:  # this checkpoint is complete all the same

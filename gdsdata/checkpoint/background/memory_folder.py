@@ -1,0 +1,233 @@
+"""`MemoryFolder`: copies of ranks' files in the memory of a node, which outlive its processes.
+
+/dev/shm/gdsdata-1000-5d1c6b8f90a2e374/                      of a user and a checkpoint folder
+    12-step-100-of-16-5f2c91d0-90b1c4d2a6e8f735/             a generation (`Generation.name`)
+        rank-3-5f2c91d0.pt                                   a complete copy
+        rank-3-5f2c91d0.pt.tmp                               one that is being made
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from gdsdata.checkpoint.background.copies import Copy, Generation, Held
+from gdsdata.collective.agreement import node_name
+from gdsdata.io.memory_budget import available_bytes
+
+DEFAULT_BASE = "/dev/shm"
+_TEMPORARY = ".tmp"
+# A copy takes at most this share of what the node has left: training needs memory too.
+_MOST_TAKEN = 0.75
+
+
+class MemoryFolder:
+    """The copies that a node has of one folder's checkpoints.
+
+    All ranks of the node use it, each for its own files.
+
+    Args:
+        base: a folder in the node's memory.
+        checkpoints: the path of the checkpoint folder.
+
+    Attributes:
+        path: of the folder.
+    """
+
+    def __init__(self, base: str, checkpoints: str) -> None:
+        digest = hashlib.blake2b(os.fsencode(os.path.realpath(checkpoints)), digest_size=8).hexdigest()
+        self.path = os.path.join(base, f"gdsdata-{os.geteuid()}-{digest}")
+
+    def make(self) -> str:
+        """Make the folder, and return its place (`Held.place`).
+
+        Raises:
+            OSError: it cannot be made, or another user may write into it.
+        """
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(self.path, 0o700)
+        found = os.lstat(self.path)
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+            message = f"'{self.path}' is not a folder that this user alone may use: remove it"
+            raise PermissionError(errno.EACCES, message)
+        return f"{node_name()} {found.st_dev} {found.st_ino}"
+
+    def held(self) -> Held:
+        """Return the complete copies. It raises what `make` does."""
+        place = self.make()
+        found = []
+        for generation in filter(None, map(Generation.named, os.listdir(self.path))):
+            names = {generation.file(rank): rank for rank in range(generation.ranks)}
+            with contextlib.suppress(FileNotFoundError):  # somebody has freed it
+                for name in os.listdir(self._folder_of(generation)):
+                    if name in names:
+                        size_bytes = os.stat(os.path.join(self._folder_of(generation), name)).st_size
+                        found.append(Copy(generation, names[name], size_bytes))
+        return Held(place, tuple(found))
+
+    def file(self, generation: Generation, rank: int) -> str:
+        """Return the path of the complete copy of a rank's file."""
+        return os.path.join(self._folder_of(generation), generation.file(rank))
+
+    def begin(self, generation: Generation, rank: int, size_bytes: int) -> MemoryCopy:
+        """Begin a copy of a rank's file.
+
+        Raises:
+            OSError: the folder cannot be used, or there is no room.
+        """
+        self.make()
+        os.makedirs(self._folder_of(generation), 0o700, exist_ok=True)
+        with self._locked():  # ranks of a node must not all take the same room
+            self._check_room(size_bytes)
+            return MemoryCopy(self.file(generation, rank), size_bytes)
+
+    def remove(self, generation: Generation, rank: int) -> None:
+        """Remove the copy of a rank's file, if there is one."""
+        with contextlib.suppress(OSError):
+            os.unlink(self.file(generation, rank))
+            os.rmdir(self._folder_of(generation))  # fails while there are others
+
+    def keep_only(self, current: Generation, older: Generation | None = None) -> None:
+        """Remove everything but a generation, and the complete copies of an older one."""
+        kept = {current.name} | ({older.name} if older else set())
+        with contextlib.suppress(FileNotFoundError):
+            for name in set(os.listdir(self.path)) - kept:
+                shutil.rmtree(os.path.join(self.path, name), ignore_errors=True)
+        if older is not None:
+            for path in self._temporary_files(older):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
+
+    def free(self) -> None:
+        """Remove all copies."""
+        if os.path.isdir(self.path) and not os.path.islink(self.path):
+            shutil.rmtree(self.path, ignore_errors=True)
+
+    def _folder_of(self, generation: Generation) -> str:
+        return os.path.join(self.path, generation.name)
+
+    def _temporary_files(self, generation: Generation) -> list[str]:
+        folder = self._folder_of(generation)
+        with contextlib.suppress(FileNotFoundError):
+            return [os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(_TEMPORARY)]
+        return []
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _check_room(self, size_bytes: int) -> None:
+        """Check that a copy leaves memory for others.
+
+        Raises:
+            OSError: it does not.
+        """
+        coming_bytes = 0  # of copies that were begun, and that do not occupy their memory yet
+        for generation in filter(None, map(Generation.named, os.listdir(self.path))):
+            for path in self._temporary_files(generation):
+                with contextlib.suppress(FileNotFoundError):
+                    found = os.stat(path)
+                    coming_bytes += max(0, found.st_size - found.st_blocks * 512)
+        disk = os.statvfs(self.path)
+        left_bytes = min(disk.f_bavail * disk.f_frsize, int(_MOST_TAKEN * available_bytes())) - coming_bytes
+        if size_bytes > left_bytes:
+            message = (
+                f"a copy of {size_bytes} bytes does not fit into '{self.path}': {max(0, left_bytes)} bytes are left, "
+                f"of at most {_MOST_TAKEN:.0%} of the free memory"
+            )
+            raise OSError(errno.ENOSPC, message)
+
+
+class MemoryCopy:
+    """A copy on its way into a node's memory. It appears under its name when it is complete.
+
+    Several threads may call `write`; the other methods belong to one thread. It owns the temporary
+    file, which `complete` renames and `abandon` removes.
+
+    Args:
+        path: of the complete copy.
+        size_bytes: the size that it will have.
+
+    Raises:
+        OSError: the temporary file cannot be made.
+    """
+
+    def __init__(self, path: str, size_bytes: int) -> None:
+        self.path, self.size_bytes = path, size_bytes
+        self._temporary = path + _TEMPORARY
+        with contextlib.suppress(FileNotFoundError):  # a killed process has left it
+            os.unlink(self._temporary)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self._descriptor: int | None = os.open(self._temporary, flags, 0o600)
+        os.ftruncate(self._descriptor, size_bytes)
+
+    def write(self, offset: int, content: Any) -> None:
+        """Write bytes (a buffer) at an offset of the file.
+
+        Raises:
+            OSError: the memory is full.
+        """
+        assert self._descriptor is not None  # it is neither complete nor abandoned
+        rest = memoryview(content).cast("B")
+        while rest:
+            count = os.pwrite(self._descriptor, rest, offset)
+            rest, offset = rest[count:], offset + count
+
+    def occupy(self) -> None:
+        """Have the file occupy all of its memory: what is mapped of it cannot fail then.
+
+        Raises:
+            OSError: the memory is full.
+        """
+        assert self._descriptor is not None
+        os.posix_fallocate(self._descriptor, 0, self.size_bytes)
+
+    def mapped(self) -> torch.Tensor:
+        """Return the file's bytes, to be filled. `occupy` was called before."""
+        return mapped(self._temporary)
+
+    def complete(self) -> None:
+        """Rename the file.
+
+        Raises:
+            OSError: it is gone.
+        """
+        os.rename(self._temporary, self.path)
+        self._close()
+
+    def abandon(self) -> None:
+        """Remove the file, unless it is complete. May be called again."""
+        if self._descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(self._temporary)
+            self._close()
+
+    def _close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def mapped(path: str) -> torch.Tensor:
+    """Return the bytes of a file as a tensor (uint8, one dimension) that shares its memory.
+
+    Raises:
+        OSError: the file cannot be opened for writing.
+        ValueError: it is empty.
+    """
+    return torch.from_numpy(np.memmap(path, np.uint8, mode="r+"))

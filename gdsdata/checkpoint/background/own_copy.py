@@ -1,0 +1,129 @@
+"""`OwnCopy`: the copy in memory of a rank's own file, made while the file is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from gdsdata.checkpoint.background.copies import Generation
+from gdsdata.checkpoint.background.memory_folder import MemoryCopy, MemoryFolder
+from gdsdata.checkpoint.file_writer import Extent
+
+
+class PieceWriter(Protocol):
+    """Writes a file piece by piece. See `FileWriter` for each method."""
+
+    def write(self, extents: Sequence[Extent]) -> list[int]: ...
+
+    def write_bytes(self, parts: Iterable[tuple[int, bytes]]) -> None: ...
+
+    def commit(self) -> None: ...
+
+
+class NoCopy:
+    """Stands for the copy of a save that gets none."""
+
+    def beside(self, writer: PieceWriter, size_bytes: int) -> PieceWriter:
+        return writer
+
+
+class OwnCopy:
+    """The copy of this rank's own file. An error never reaches the save.
+
+    Several threads may call `write`; the other methods belong to one thread.
+
+    Args:
+        folder: of the copies.
+        generation: the save.
+        older: the save whose copies stay until this one is complete; None: none do.
+        rank: of this process.
+
+    Attributes:
+        error: why there will be no copy; None: there is no such reason.
+        size_bytes: of the copy; 0 before `beside`.
+    """
+
+    def __init__(self, folder: MemoryFolder, generation: Generation, older: Generation | None, rank: int) -> None:
+        self.generation = generation
+        self._folder, self._older, self._rank = folder, older, rank
+        self._copy: MemoryCopy | None = None
+        self.error: str | None = "its file was not written"
+        self.size_bytes = 0
+
+    def beside(self, writer: PieceWriter, size_bytes: int) -> PieceWriter:
+        """Begin the copy, and return a writer of both.
+
+        First everything that earlier processes have left is removed from memory.
+
+        Args:
+            writer: of the file.
+            size_bytes: the size that the file will have.
+        """
+        try:
+            self._folder.keep_only(self.generation, self._older)
+            self._copy = self._folder.begin(self.generation, self._rank, size_bytes)
+        except OSError as error:
+            self.error = str(error)
+            return writer
+        self.error, self.size_bytes = None, size_bytes
+        return _CopyingWriter(writer, self)
+
+    def write(self, extents: Iterable[Extent]) -> None:
+        """Copy extents of the file."""
+        for offset, tensor in extents:
+            self._put(offset, tensor.cpu().numpy())
+
+    def write_bytes(self, parts: Iterable[tuple[int, bytes]]) -> None:
+        """Copy parts of the file."""
+        for offset, content in parts:
+            self._put(offset, content)
+
+    def end(self, error: BaseException | None) -> None:
+        """Complete the copy, or remove it.
+
+        Args:
+            error: of the save; None: the file is on storage.
+        """
+        if error is not None:
+            self.error = f"the save failed: {error}"
+        if self._copy is None:
+            return
+        try:
+            if self.error is None:
+                self._copy.occupy()
+                self._copy.complete()
+        except OSError as of_memory:
+            self.error = str(of_memory)
+        finally:
+            self._copy.abandon()
+
+    def _put(self, offset: int, content: object) -> None:
+        if self.error is None and self._copy is not None:
+            try:
+                self._copy.write(offset, content)
+            except OSError as error:
+                self.error = str(error)
+
+
+class _CopyingWriter:
+    """Writes a file and its copy.
+
+    Args:
+        writer: of the file.
+        copy: in memory.
+    """
+
+    def __init__(self, writer: PieceWriter, copy: OwnCopy) -> None:
+        self._writer, self._copy = writer, copy
+
+    def write(self, extents: Sequence[Extent]) -> list[int]:
+        self._copy.write(extents)
+        return self._writer.write(extents)
+
+    def write_bytes(self, parts: Iterable[tuple[int, bytes]]) -> None:
+        parts = list(parts)
+        self._copy.write_bytes(parts)
+        self._writer.write_bytes(parts)
+
+    def commit(self) -> None:
+        self._writer.commit()
