@@ -269,7 +269,7 @@ def test_a_copy_leaves_a_share_of_the_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(memory_folder, "available_bytes", lambda: 4000)
     folder = MemoryFolder(str(tmp_path), "run")
     first = folder.begin(generation(1, 2), 0, 2000)
-    with pytest.raises(OSError, match="does not fit into .*: 1000 bytes are left, of at most 75%"):
+    with pytest.raises(OSError, match="does not fit into .*: 1000 bytes are left, because .* 75%"):
         folder.begin(generation(1, 2), 1, 1001)
     first.abandon()
     folder.begin(generation(1, 2), 1, 3000).abandon()

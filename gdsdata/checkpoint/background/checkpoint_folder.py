@@ -179,7 +179,7 @@ class LockedFolder:
         return secrets.token_hex(4)
 
     def run_id(self) -> str:
-        """Return the folder's random name, which it gets if it has none.
+        """Return the folder's random name. If it has none, it gets one.
 
         Raises:
             IoError: the name cannot be written.

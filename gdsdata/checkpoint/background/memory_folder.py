@@ -148,7 +148,8 @@ class MemoryFolder:
         if size_bytes > left_bytes:
             message = (
                 f"a copy of {size_bytes} bytes does not fit into '{self.path}': {max(0, left_bytes)} bytes are left, "
-                f"of at most {_MOST_TAKEN:.0%} of the free memory"
+                f"because copies take at most {_MOST_TAKEN:.0%} of the free memory. Give the node or its container "
+                "more (docker run --shm-size), or pass another memory_folder="
             )
             raise OSError(errno.ENOSPC, message)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from concurrent.futures import wait
 from typing import Protocol
 
 from gdsdata.checkpoint.background.copies import Generation
 from gdsdata.checkpoint.background.memory_folder import MemoryCopy, MemoryFolder
 from gdsdata.checkpoint.file_writer import Extent
+from gdsdata.checkpoint.threads import DaemonThreads
 
 
 class PieceWriter(Protocol):
@@ -37,14 +39,23 @@ class OwnCopy:
         generation: the save.
         older: the save whose copies stay until this one is complete; None: none do.
         rank: of this process.
+        threads: copy while the file is written.
 
     Attributes:
+        generation: the save.
         error: why there will be no copy; None: there is no such reason.
         size_bytes: of the copy; 0 before `beside`.
     """
 
-    def __init__(self, folder: MemoryFolder, generation: Generation, older: Generation | None, rank: int) -> None:
-        self.generation = generation
+    def __init__(
+        self,
+        folder: MemoryFolder,
+        generation: Generation,
+        older: Generation | None,
+        rank: int,
+        threads: DaemonThreads,
+    ) -> None:
+        self.generation, self.threads = generation, threads
         self._folder, self._older, self._rank = folder, older, rank
         self._copy: MemoryCopy | None = None
         self.error: str | None = "its file was not written"
@@ -117,8 +128,11 @@ class _CopyingWriter:
         self._writer, self._copy = writer, copy
 
     def write(self, extents: Sequence[Extent]) -> list[int]:
-        self._copy.write(extents)
-        return self._writer.write(extents)
+        copying = self._copy.threads.submit(lambda: self._copy.write(extents))
+        try:
+            return self._writer.write(extents)
+        finally:
+            wait([copying])  # the caller uses the memory for other bytes
 
     def write_bytes(self, parts: Iterable[tuple[int, bytes]]) -> None:
         parts = list(parts)

@@ -114,7 +114,8 @@ class PeerMemory:
     The first rank decides whether a save gets copies: not while those of an earlier one are sent.
     So memory has at most two generations: that which is complete, and that which replaces it.
 
-    It owns the thread that sends, which ends with the program. All ranks construct it together.
+    It owns the threads that copy and send, which end with the program. All ranks construct it
+    together.
 
     Args:
         folder: of the copies on this node.
@@ -133,7 +134,8 @@ class PeerMemory:
             peers = Peers(range(self._count), "keep copies of checkpoints for one another")
             is_stopped = self._is_stopped
             self._meeting = peers.meet(lambda: not is_stopped.is_set(), timedelta(seconds=timeout_s))
-        self._thread = DaemonThreads(1, "gdsdata-copy")
+        self._thread = DaemonThreads(1, "gdsdata-send")
+        self._copiers = DaemonThreads(2, "gdsdata-copy")  # as many as write pieces of the file
         self._kept: Generation | None = None  # the complete one; all ranks have the same
         self._is_busy = False  # the thread has a generation
         self._is_lost = False  # no more copies: a rank is gone
@@ -173,7 +175,7 @@ class PeerMemory:
             set_outcome(copied, False)
             yield NoCopy()
             return
-        own = OwnCopy(self._folder, generation, self._kept, self._rank)
+        own = OwnCopy(self._folder, generation, self._kept, self._rank, self._copiers)
         try:
             yield own
         except BaseException as error:
@@ -237,6 +239,7 @@ class PeerMemory:
             self.wait()
         self._is_stopped.set()
         self._thread.close()
+        self._copiers.close()
 
     # --- in the thread that sends -------------------------------------------------------------------------------------
 
