@@ -10,6 +10,8 @@ import signal
 import threading
 import warnings
 from collections import Counter
+from datetime import timedelta
+from random import Random
 
 import pytest
 import torch
@@ -27,14 +29,16 @@ from gdsdata.checkpoint.background.copies import (
     Generation,
     Held,
     InMemory,
+    Transfer,
     newest_in_memory,
     partners_of,
     transfers_to_partners,
 )
 from gdsdata.checkpoint.background.manifest import Manifest, SavedFile
 from gdsdata.checkpoint.background.memory_folder import MemoryFolder
+from gdsdata.checkpoint.background.memory_transfers import Transfers
 from gdsdata.collective import peers
-from gdsdata.errors import CorruptData
+from gdsdata.errors import CorruptData, IoError, SaveAborted
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
 COUNT = 50_000
@@ -285,6 +289,30 @@ def test_a_folder_of_another_user_is_not_used(tmp_path):
         assert restored(checkpointer) == 1
 
 
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_file_that_arrives_with_another_checksum_is_no_copy(tmp_path, is_damaged):
+    nodes = [MemoryFolder(str(tmp_path / name), "run") for name in "ab"]
+    for node in nodes:
+        os.mkdir(os.path.dirname(node.path))
+    one = generation(1, 2)
+    own = nodes[0].begin(one, 0, 5000)
+    own.write(0, bytes(range(250)) * 20)
+    own.complete()
+    sender, receiver = (Transfers(node, one, [Transfer(0, 0, 1, 5000)], rank) for rank, node in enumerate(nodes))
+    assert sender.open() == receiver.open() == {}
+    (sent,), (received,) = sender.sends, receiver.receives
+    received.content.copy_(sent.content)
+    if is_damaged:
+        received.content[4999] ^= 1
+    checksums = [sender.checksums(), receiver.checksums()]
+    for end in (sender, receiver):
+        end.complete(checksums)
+        end.close()
+    assert list(receiver.errors) == ([0] if is_damaged else []) and sender.errors == {}
+    assert len(copies_in(tmp_path / "b")) == (0 if is_damaged else 1)
+    assert len(copies_in(tmp_path / "a")) == 1
+
+
 @pytest.mark.parametrize(("peers", "error"), [(2, ValueError), (-1, ValueError), ("1", TypeError)])
 def test_wrong_numbers_of_peers_are_refused(tmp_path, peers, error):
     with pytest.raises(error, match="peers="):
@@ -398,7 +426,32 @@ def test_two_nodes_keep_two_copies_and_restore_what_is_left(tmp_path):
     assert on_ranks(4, _save_and_restore_on_two_nodes, tmp_path) == ["node-0", "node-0", "node-1", "node-1"]
 
 
+def _is_silent_on_rank_1(rank, folder):
+    """One rank's thread takes part no more, though its process lives."""
+    node = folder / f"node-{rank}"
+    node.mkdir()
+    released = threading.Event()
+    with AsyncCheckpointer(folder / "silent", peers=1, memory_folder=node, timeout_s=20) as checkpointer:
+        assert checkpointer.save(1, state_of(1)).copied(20)
+        checkpointer._memory._meeting._group.set_timeout(timedelta(seconds=1))
+        if rank == 1:
+            checkpointer._memory._thread.submit(released.wait)
+        dist.barrier()
+        handle = checkpointer.save(2, state_of(2))
+        assert handle.result(20)
+        if rank == 0:
+            assert not handle.copied(20)
+            assert not checkpointer.save(3, state_of(3)).copied(20), "there are no more copies"
+        else:
+            checkpointer.save(3, state_of(3))
+        dist.barrier()
+        released.set()
+        assert not handle.copied(20)
+    shutil.rmtree(node)
+
+
 def _die_while_sending(rank, folder):
+    _is_silent_on_rank_1(rank, folder)
     peers._PIECE_BYTES = 30_000
     checkpointer = checkpointer_of(folder, f"node-{rank}")
     assert checkpointer.save(1, state_of(1, rank)).copied(20)
@@ -455,6 +508,44 @@ def test_a_rank_that_is_killed_while_it_sends_leaves_the_older_copies(tmp_path):
         on_ranks(2, _die_while_sending, tmp_path)
     assert on_ranks(2, _restore_after_a_death, tmp_path) == [(2, 1), (2, 1)]
     assert [len(copies_in(tmp_path / f"node-{rank}")) for rank in range(2)] == [2, 2]
+
+
+def _save_until_killed(rank, folder, delay_s):
+    checkpointer = checkpointer_of(folder, f"node-{rank}")
+    step = restored(checkpointer, rank, verify=True) or 0
+    if rank == 1:
+        threading.Timer(delay_s, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    with contextlib.suppress(SaveAborted, IoError):
+        while True:
+            step += 1
+            checkpointer.save(step, state_of(step, rank)).result(20)
+    os._exit(1)
+
+
+def _restore_and_count(rank, folder):
+    with checkpointer_of(folder, f"node-{rank}") as checkpointer:
+        return restored(checkpointer, rank, verify=True), len(copies_in(folder / f"node-{rank}"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", range(8))
+def test_ranks_that_are_killed_at_any_time_leave_whole_copies(tmp_path, seed):
+    random = Random(seed)
+    newest = 0
+    for _ in range(3):
+        with pytest.raises(BaseException, match="exit code"):
+            on_ranks(2, _save_until_killed, tmp_path, random.uniform(0, 0.5))
+        loss = random.choice(["nothing", "storage", "node-0", "node-1"])
+        if loss == "storage":
+            for path in (tmp_path / "run").glob("step-*"):
+                shutil.rmtree(path)
+        elif loss != "nothing":
+            shutil.rmtree(tmp_path / loss)
+        (step, of_first), (other, of_second) = on_ranks(2, _restore_and_count, tmp_path)
+        assert step == other and max(of_first, of_second) <= 5
+        assert loss == "storage" or (step or 0) >= newest
+        newest = step or 0
 
 
 def test_a_damaged_copy_without_a_checkpoint_on_storage_is_an_error(tmp_path):

@@ -176,15 +176,14 @@ class PeerMemory:
             yield NoCopy()
             return
         own = OwnCopy(self._folder, generation, self._kept, self._rank, self._copiers)
+        failed: list[BaseException] = []
         try:
             yield own
         except BaseException as error:
-            own.end(error)
+            failed.append(error)
             raise
-        else:
-            own.end(None)
         finally:
-            self._thread.submit(lambda: self._share(own, copied))
+            self._thread.submit(lambda: self._share(own, failed[0] if failed else None, copied))
 
     # --- in the thread that restores ----------------------------------------------------------------------------------
 
@@ -243,11 +242,18 @@ class PeerMemory:
 
     # --- in the thread that sends -------------------------------------------------------------------------------------
 
-    def _share(self, own: OwnCopy, copied: Outcome) -> None:
-        """Send a copy to the partner, and take that of another rank."""
+    def _share(self, own: OwnCopy, failed: BaseException | None, copied: Outcome) -> None:
+        """Complete this rank's copy, send it to the partner, and take that of another rank.
+
+        Args:
+            own: the copy.
+            failed: the error of the save; None: the file is on storage.
+            copied: gets the outcome.
+        """
         give_way()
         is_copied = False
         try:
+            own.end(failed)
             if not self._is_lost:
                 is_copied = self._shared(own)
         except EngineClosed:
