@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 import torch.distributed as dist
-from helpers import eventually
+from helpers import eventually, start_script
 from test_dcp import on_ranks
 from test_peer_memory import COUNT, checkpointer_of, copies_in, restored, state_of
 
@@ -218,6 +218,36 @@ def test_a_rank_that_is_killed_while_it_sends_leaves_the_older_copies(tmp_path):
         on_ranks(2, _die_while_sending, tmp_path)
     assert on_ranks(2, _restore_after_a_death, tmp_path) == [(2, 1), (2, 1)]
     assert [len(copies_in(tmp_path / f"node-{rank}")) for rank in range(2)] == [2, 2]
+
+
+ENDS_WHILE_IT_SENDS = """
+import sys, threading
+import torch, torch.distributed as dist
+from gdsdata import AsyncCheckpointer
+from gdsdata.collective import peers
+
+folder, rank = sys.argv[1], int(sys.argv[2])
+dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", 2), rank=rank, world_size=2)
+peers._PIECE_BYTES = 1000
+sends, pass_on = threading.Event(), peers.Meeting.pass_on
+peers.Meeting.pass_on = lambda *arguments: (sends.set(), pass_on(*arguments))
+checkpointer = AsyncCheckpointer(f"{folder}/run", peers=1, memory_folder=f"{folder}/node-{rank}", timeout_s=20)
+checkpointer.save(1, {"a": torch.ones(4 << 20)}).result()
+sends.wait()
+"""
+
+
+def test_a_program_that_ends_while_it_sends_ends_at_once(tmp_path):
+    for rank in range(2):
+        (tmp_path / f"node-{rank}").mkdir()
+    environment = {"GLOO_SOCKET_IFNAME": "lo"}
+    ranks = [start_script(ENDS_WHILE_IT_SENDS, tmp_path, rank, environment=environment) for rank in range(2)]
+    for rank in ranks:
+        assert rank.communicate(timeout=50)[1].count("terminate called") == 0
+        assert rank.returncode == 0
+    for rank in range(2):
+        (copy,) = copies_in(tmp_path / f"node-{rank}")
+        assert copy.name.startswith(f"rank-{rank}-")
 
 
 def _save_until_killed(rank, folder, delay_s):

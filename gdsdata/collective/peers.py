@@ -35,6 +35,7 @@ _CONNECT = timedelta(seconds=30)
 # The next pieces must be under way while one ends.
 _PIECE_BYTES = 64 << 20
 _PIECES_UNDER_WAY = 2
+_BREAK_TAG, _FIRST_TAG = 1, 2  # of messages that nobody sends, and of parcels
 
 
 class Peers:
@@ -187,7 +188,7 @@ class Meeting:
                 for move, one in parcels:
                     if begin < one.content.nbytes:
                         piece = one.content[begin : begin + _PIECE_BYTES]
-                        under_way.append(move([piece], one.place, one.tag))
+                        under_way.append(move([piece], one.place, _FIRST_TAG + one.tag))
                 while len(under_way) > _PIECES_UNDER_WAY * len(parcels):
                     under_way.popleft().wait()
             while under_way:
@@ -195,6 +196,11 @@ class Meeting:
         except RuntimeError as error:
             raise self.peers.lost(error) from error
         self._is_idle = True
+
+    def break_off(self) -> None:
+        """End the exchange that is under way, which raises then. Any thread calls it."""
+        if (group := self._group) is not None and not self._is_idle:
+            _break_off(group, self.peers)
 
     def close(self) -> None:
         """Close the connections, so that calls of the others raise `RankLost`."""
@@ -281,7 +287,7 @@ def _break_off(group: Any, peers: Peers) -> None:
     """
     message = torch.empty(1, dtype=torch.uint8)
     with contextlib.suppress(RuntimeError):
-        group.recv([message], (peers.place + 1) % peers.count, 1).wait(timedelta(milliseconds=1))
+        group.recv([message], (peers.place + 1) % peers.count, _BREAK_TAG).wait(timedelta(milliseconds=1))
 
 
 class Gathers(ABC):

@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import pickle
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future, InvalidStateError, wait
 from datetime import timedelta
 from typing import Any, NamedTuple, Protocol
 
@@ -21,11 +22,13 @@ from gdsdata.checkpoint.background.own_copy import NoCopy, OwnCopy
 from gdsdata.checkpoint.background.ranks import Ranks
 from gdsdata.checkpoint.background.sending import give_way
 from gdsdata.checkpoint.threads import DaemonThreads
-from gdsdata.collective.peers import Peers
+from gdsdata.collective.peers import Meeting, Peers
 from gdsdata.errors import EngineClosed, RankLost
 from gdsdata.io import engine
 
 Outcome = Future[bool]  # whether all ranks have all copies of a save
+
+_MOST_END_S = 5.0  # the thread's transfers are broken off at the end, which takes milliseconds
 
 
 class CopiesInMemory(Protocol):
@@ -129,13 +132,14 @@ class PeerMemory:
     def __init__(self, folder: MemoryFolder, ranks: Ranks, timeout_s: float) -> None:
         self._folder, self._rank, self._count = folder, ranks.rank, ranks.count
         self._is_stopped = threading.Event()
-        self._meeting = None
+        self._meeting: Meeting | None = None
         if self._count > 1:
             peers = Peers(range(self._count), "keep copies of checkpoints for one another")
             is_stopped = self._is_stopped
             self._meeting = peers.meet(lambda: not is_stopped.is_set(), timedelta(seconds=timeout_s))
         self._thread = DaemonThreads(1, "gdsdata-send")
         self._copiers = DaemonThreads(2, "gdsdata-copy")  # as many as write pieces of the file
+        self._end = weakref.finalize(self, _end, self._is_stopped, self._meeting, self._thread)
         self._kept: Generation | None = None  # the complete one; all ranks have the same
         self._is_busy = False  # the thread has a generation
         self._is_lost = False  # no more copies: a rank is gone
@@ -236,7 +240,7 @@ class PeerMemory:
         """
         if waits:
             self.wait()
-        self._is_stopped.set()
+        self._end()
         self._thread.close()
         self._copiers.close()
 
@@ -256,8 +260,6 @@ class PeerMemory:
             own.end(failed)
             if not self._is_lost:
                 is_copied = self._shared(own)
-        except EngineClosed:
-            pass  # the program ends
         except Exception as error:
             self._lose(error)
         finally:
@@ -339,6 +341,17 @@ class PeerMemory:
         if kind not in self._warned:
             self._warned.add(kind)
             engine.warn_once(message)
+
+
+def _end(is_stopped: threading.Event, meeting: Meeting | None, thread: DaemonThreads) -> None:
+    """Have the thread that sends leave what it does.
+
+    It must not be in torch's code when Python ends it: that aborts the process.
+    """
+    is_stopped.set()
+    if meeting is not None:
+        meeting.break_off()
+    wait([thread.submit(lambda: None)], _MOST_END_S)
 
 
 def set_outcome(copied: Outcome, is_copied: bool) -> None:
