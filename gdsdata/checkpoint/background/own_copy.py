@@ -29,6 +29,9 @@ class NoCopy:
         return writer
 
 
+NO_COPY = NoCopy()
+
+
 class OwnCopy:
     """The copy of this rank's own file. An error never reaches the save.
 

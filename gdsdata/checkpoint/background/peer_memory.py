@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 from gdsdata.checkpoint.background.copies import Generation, Held, InMemory, Transfer, transfers_to_partners
 from gdsdata.checkpoint.background.memory_folder import MemoryFolder
 from gdsdata.checkpoint.background.memory_transfers import Transfers
-from gdsdata.checkpoint.background.own_copy import NoCopy, OwnCopy
+from gdsdata.checkpoint.background.own_copy import NO_COPY, NoCopy, OwnCopy
 from gdsdata.checkpoint.background.ranks import Ranks
 from gdsdata.checkpoint.background.sending import give_way
 from gdsdata.checkpoint.threads import DaemonThreads
@@ -76,7 +76,7 @@ class NoPeerMemory:
             self._folder.free()
             self._is_free = True
         set_outcome(copied, False)
-        yield NoCopy()
+        yield NO_COPY
 
     def held(self) -> Held:
         return Held("", ())
@@ -177,7 +177,7 @@ class PeerMemory:
         """
         if generation is None:
             set_outcome(copied, False)
-            yield NoCopy()
+            yield NO_COPY
             return
         own = OwnCopy(self._folder, generation, self._kept, self._rank, self._copiers)
         failed: list[BaseException] = []

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from gdsdata.checkpoint.background.own_copy import NoCopy, OwnCopy, PieceWriter
+from gdsdata.checkpoint.background.own_copy import NO_COPY, NoCopy, OwnCopy, PieceWriter
 from gdsdata.checkpoint.background.staging import NO_SOURCES, Part, Piece, Snapshots, Sources, Staged, pieces
 from gdsdata.checkpoint.background.staging_memory import Staging
 from gdsdata.checkpoint.file_writer import Extent, FileWriter, crc32_of_all
@@ -113,7 +113,7 @@ class SaveJob:
     def check(self) -> None:
         """Raise the error that keeps this save from beginning: there is none."""
 
-    def write(self, path: str, writers: DaemonThreads, options: EngineOptions, copy: OwnCopy | NoCopy) -> int:
+    def write(self, path: str, writers: DaemonThreads, options: EngineOptions, copy: OwnCopy | NoCopy = NO_COPY) -> int:
         """Write the file; it is on storage when this returns.
 
         Args:
