@@ -46,9 +46,13 @@ from gdsdata.formats import (
     Tokens,
     arrays,
     arrow,
+    arrow_batches,
+    arrow_messages,
     arrow_rows,
+    column_values,
     columns,
     fields,
+    json_rows,
     litdata,
     mds,
     megatron,
@@ -648,22 +652,38 @@ def arrow_seed(file_format: bool) -> Callable[[Path], object]:
     return write
 
 
+def nested_seed(name: str, **options: Any) -> Callable[[Path], object]:
+    def write(folder: Path) -> None:
+        table = tables.nested(9)
+        if name.endswith(".parquet"):
+            pq.write_table(table, folder / name, row_group_size=4, **options)
+            return
+        said = pa.ipc.IpcWriteOptions(**options)
+        with pa.OSFile(str(folder / name), "wb") as sink, pa.ipc.new_stream(sink, table.schema, options=said) as writer:
+            writer.write_table(table, 4)
+
+    return write
+
+
 ARROW = Target(
     "arrow",
-    (arrow, arrow_rows, columns),
-    [arrow_seed(False), arrow_seed(True)],
-    reading("x.arrow", Arrow(), Arrow(columns=("i64", "text"))),
+    (arrow, arrow_messages, arrow_rows, arrow_batches, column_values, columns, json_rows),
+    [arrow_seed(False), arrow_seed(True), nested_seed("x.arrow"), nested_seed("x.arrow", compression="lz4")],
+    reading("x.arrow", Arrow(fill_null=0), Arrow(), Arrow(columns=("i64", "text"))),
     tokens=(b"ARROW1", b"\xff\xff\xff\xff", b"\xff\xff\xff\x7f", bytes(8)),
 )
 
 PARQUET = Target(
     "parquet",
-    (parquet, parquet_footer, columns),
+    (parquet, parquet_footer, column_values, columns, json_rows),
     [
-        lambda folder, codec=codec: pq.write_table(
-            tables.awkward(9), folder / "x.parquet", row_group_size=4, compression=codec
-        )
-        for codec in ("none", "snappy")
+        *(
+            lambda folder, codec=codec: pq.write_table(
+                tables.awkward(9), folder / "x.parquet", row_group_size=4, compression=codec
+            )
+            for codec in ("none", "snappy")
+        ),
+        nested_seed("x.parquet", compression="none"),
     ],
     reading("x.parquet", Parquet(), Parquet(columns=("i64", "text"))),
     tokens=(b"PAR1", b"PARE"),

@@ -38,6 +38,24 @@ def awkward(rows: int, seed: int = 0) -> pa.Table:
     return pa.table(columns).slice(2, rows)
 
 
+def nested(rows: int) -> pa.Table:
+    """Make columns that have to be decoded, with nulls."""
+    rng = random.Random(rows)
+    texts = [None if rng.random() < 0.2 else "é" * rng.randrange(20) for _ in range(rows)]
+    lists = [None if rng.random() < 0.2 else [[rng.randrange(99)] * rng.randrange(3), []] for _ in range(rows)]
+    return pa.table(
+        {
+            "flag": pa.array([None, *[True] * (rows - 1)]),
+            "deep": pa.array(lists, pa.list_(pa.large_list(pa.int16()))),
+            "messages": [None if text is None else [{"role": text, "n": None, "b": text.encode()}] for text in texts],
+            "map": pa.array([[("a", 1)]] * rows, pa.map_(pa.string(), pa.int8())),
+            "cost": pa.array(range(rows), pa.decimal128(7, 2)),
+            "text": pa.array(texts, pa.string_view() if rows % 2 else pa.string()),
+            "nothing": pa.nulls(rows),
+        }
+    )
+
+
 def rows_of(table: pa.Table) -> dict[str, list]:
     """Return each column as batches have it: numbers for bytes, empty for null."""
     while any(pa.types.is_struct(column.type) for column in table.columns):

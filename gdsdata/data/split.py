@@ -17,7 +17,8 @@ def checked_split(split: Any) -> tuple[float, float]:
     """
     is_list = isinstance(split, (tuple, list)) and all(isinstance(one, (int, float)) for one in split)
     if not is_list or len(split) != 2:
-        raise TypeError(f"split={shown(split)} must be two numbers, where the part begins and ends: (0, 0.9)")
+        named = ". For a split by name, give its folder or its files as the source" if isinstance(split, str) else ""
+        raise TypeError(f"split={shown(split)} must be two numbers, where the part begins and ends: (0, 0.9){named}")
     if not (0 <= split[0] < split[1] <= 1):  # a NaN is refused too
         raise ValueError(f"split={tuple(split)}: the part begins and ends within 0 and 1, as in (0, 0.9) and (0.9, 1)")
     return float(split[0]), float(split[1])

@@ -4,7 +4,8 @@ A row is a sample, and a column is a field.
 
 Record batches that are not compressed have each column's values in one stretch of the file. So
 indexing reads the batches' metadata and the offsets of strings and lists, and leaves the values to
-the engine.
+the engine (`arrow_rows`). If values have another form in a batch than in the file, record batches
+are decoded (`arrow_batches`).
 
 pyarrow reads the schema. The batches' metadata are read here, because pyarrow would decompress what
 it reads, and a size that lies must not become memory.
@@ -16,7 +17,9 @@ tables, which are FlatBuffers (https://flatbuffers.dev/internals).
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,56 +27,76 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gdsdata.formats.arrow_rows import find_rows
-from gdsdata.formats.columns import check_alike, checked_names
+from gdsdata.formats.arrow_batches import find_batches
+from gdsdata.formats.arrow_messages import record_batches, schema_of
+from gdsdata.formats.arrow_rows import find_rows, lie_in_place
+from gdsdata.formats.columns import FillNull, check_alike, checked_fill, checked_names, columns_of
 from gdsdata.formats.extents import ExtentsBuilder
 from gdsdata.formats.fields import Field, FieldIndex
 from gdsdata.formats.index import first_samples
 from gdsdata.formats.parsers import magics
 from gdsdata.formats.parsers.damage import damaged
+from gdsdata.formats.tables import FileGroups, TableIndex
 from gdsdata.storage.opened import Opened, of_each, open_file
 
 
 @dataclass(frozen=True)
 class Arrow:
-    """Arrow IPC files and streams, not compressed.
+    """Arrow IPC files and streams. Hugging Face's ``save_to_disk`` writes them.
 
-    Hugging Face's ``save_to_disk`` writes them.
-
-    - Numbers, dates and times (as integers) are tensors ``(B,)``. Fixed-size lists and binaries,
-      and fixed-shape tensors, are ``(B, *shape)``. A column of them that has nulls is refused: fill
-      them (``fill_null``).
+    - Numbers, booleans, dates and times (as integers) are tensors ``(B,)``. Decimals are float64.
+      Fixed-size lists and binaries, fixed-shape tensors and the arrays of ``datasets`` (Array2D)
+      are ``(B, *shape)``.
     - Strings, binaries and lists of numbers are fields whose size differs from sample to sample.
       Null is a field that the sample does not have. A batch has it as empty.
+    - Lists of lists of numbers, and lists of binaries, are a `gdsdata.Ragged` whose values are a
+      `gdsdata.Ragged`.
     - A struct's members are columns: ``image.bytes``. A null struct has null members.
-    - Booleans (which are bits), dictionaries, decimals, lists of lists or structs and unions are
-      refused.
+    - Lists of structs or of strings, and maps, are JSON text for each sample, UTF-8
+      (`gdsdata.formats.json_rows.json_rows` says how): decode them with ``"json"``.
+    - Nulls among numbers are refused, unless ``fill_null`` says what takes their place.
+    - Dictionaries, unions and intervals are refused.
+
+    If all wanted columns are numbers, strings, bytes, and lists of numbers, rows are read by
+    themselves. Else record batches are read and decoded as a whole, as Parquet's row groups are
+    (`gdsdata.RowGroups`): for booleans, decimals, JSON, lists of lists, arrays of ``datasets``,
+    compressed files, any column of views, and with ``fill_null``.
 
     Args:
         columns: names of those that are wanted; a struct's means all its members. None: all.
+        fill_null: takes the place of nulls among numbers. One number is for every column whose
+            dtype has it; a mapping is by column, as in ``{"label": -100}``. None: they are refused.
 
     Raises:
-        ValueError: ``columns`` is empty, a string, or names one twice.
+        ValueError: ``columns`` is empty, a string, or names one twice; ``fill_null`` is no number.
     """
 
     columns: tuple[str, ...] | None = None
+    fill_null: FillNull = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "columns", checked_names(self.columns, self))
+        object.__setattr__(self, "fill_null", checked_fill(self.fill_null, "Arrow"))
 
-    def index(self, paths: list[str]) -> FieldIndex:
+    def index(self, paths: list[str]) -> FieldIndex | TableIndex:
         """Read the schema and the record batches' metadata of each of ``paths``.
 
-        A file may hold no rows. JSON that ``datasets`` leaves beside its files is passed over.
+        A file may hold no rows. Files that ``datasets`` leaves beside them are passed over.
 
         Raises:
             CorruptData: metadata lie, or a file ends before its end mark.
-            ValueError: a type that is refused, nulls among numbers, compressed buffers, big-endian
-                values, a column that is not there, or files with unlike columns.
+            ValueError: a type that is refused, nulls among numbers, big-endian values, a column
+                that is not there, a record batch that takes more than 4 GiB, or files with unlike
+                columns.
             ImportError: pyarrow is not installed.
             FileNotFoundError, IoError: a file is not available.
         """
-        paths = [path for path in paths if not magics.is_beside_arrow(path)] or paths
+        paths = [path for path in paths if not magics.is_beside_tables(path)] or paths
+        if self.fill_null is None and _lie_in_place(paths[0], self.columns):
+            return self._index_rows(paths)
+        return self._index_batches(paths)
+
+    def _index_rows(self, paths: list[str]) -> FieldIndex:
         size_bytes, mtime_ns = np.empty(len(paths), np.int64), np.empty(len(paths), np.int64)
         counts, extents = [], ExtentsBuilder()
         first = _index_file(paths[0], self.columns)
@@ -94,6 +117,10 @@ class Arrow:
             extents=extents.extents(),
         )
 
+    def _index_batches(self, paths: list[str]) -> TableIndex:
+        index_file = partial(_index_batches, wanted=self.columns, fill_null=self.fill_null)
+        return TableIndex.of_files(paths, list(of_each(index_file, paths)))
+
 
 class _Found(NamedTuple):
     fields: tuple[Field, ...]
@@ -107,6 +134,23 @@ def _index_file(path: str, wanted: Sequence[str] | None) -> _Found:
     with open_file(path) as file:
         found = find_rows(partial(_read, file), file.size_bytes, wanted, path)
         return _Found(*found, file.size_bytes, file.mtime_ns)
+
+
+def _lie_in_place(path: str, wanted: Sequence[str] | None) -> bool:
+    """Return whether the rows of a file, and of those like it, are read without decoding."""
+    with open_file(path) as file:
+        messages = record_batches(partial(_read, file), file.size_bytes, path)
+        schema = schema_of(next(messages), path)
+        is_compressed = False
+        with contextlib.suppress(struct.error):  # reported when the batch is indexed
+            is_compressed = any(message.header.table(3) is not None for message in itertools.islice(messages, 1))
+        return not is_compressed and lie_in_place(schema, columns_of(schema, wanted, path))
+
+
+def _index_batches(path: str, wanted: Sequence[str] | None, fill_null: FillNull) -> FileGroups:
+    with open_file(path) as file:
+        said = file.size_bytes, file.mtime_ns
+        return find_batches(partial(_read, file), said, wanted, fill_null, path)
 
 
 def _read(file: Opened, offset: int, count: int) -> bytes:

@@ -3,37 +3,55 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from gdsdata.formats.arrow_messages import Message, Read, record_batches, schema_of
 from gdsdata.formats.columns import (
     Column,
     arrow_module,
     columns_of,
     is_bytes,
     is_list,
+    is_view,
     nulls_among_numbers,
     storage_of,
     value_bytes,
 )
 from gdsdata.formats.field import Field
-from gdsdata.formats.parsers import magics
 from gdsdata.formats.parsers.damage import damaged
 
 if TYPE_CHECKING:
     import pyarrow
 
-_STREAM_AT = 8  # in a file: behind the magic, on a multiple of 8
-_FRAME = struct.Struct("<Ii")
-# Schemas of thousands of columns take far less; a length that lies must not become memory.
-_LONGEST_METADATA_BYTES = 2**26
 
-_SCHEMA, _DICTIONARY, _RECORDS = 1, 2, 3  # types of messages
+def lie_in_place(schema: pyarrow.Schema, columns: Sequence[Column]) -> bool:
+    """Return whether each value of these columns is a stretch of bytes as it is in a batch.
 
-# Exactly so many bytes from an offset.
-Read = Callable[[int, int], bytes]
+    Then `find_rows` finds them. Else record batches have to be decoded.
+    """
+    types = arrow_module("pyarrow.types")
+    for column in columns:
+        kind = schema.field(column.places[0]).type
+        for place in column.places[1:]:
+            kind = storage_of(kind).field(place).type
+        kind, field = storage_of(kind), column.field
+        is_stretch = field.shape is not None or (is_bytes(kind) if field.dtype is None else is_list(kind))
+        while is_list(kind) or types.is_fixed_size_list(kind):
+            is_stretch = is_stretch and not (is_list(kind) and field.shape is not None)
+            kind = storage_of(kind.value_type)
+        is_stored_so = not types.is_boolean(kind) and not types.is_decimal(kind) and not types.is_dictionary(kind)
+        if not is_stretch or not is_stored_so or field.depth > 1 or field.row_shape:
+            return False
+    return not any(_has_views(field.type) for field in schema)
+
+
+def _has_views(kind: pyarrow.DataType) -> bool:
+    """Return whether a type has views in it, whose buffers are as many as a batch says."""
+    kind = storage_of(kind)
+    return is_view(kind) or any(_has_views(kind.field(i).type) for i in range(kind.num_fields))
 
 
 def find_rows(
@@ -53,124 +71,15 @@ def find_rows(
     Raises:
         CorruptData, ValueError: as `Arrow.index`.
     """
-    begins, lengths = [], []
-    columns: tuple[_Placed, ...] | None = None
-    for message in _messages(read, size_bytes, path):
-        if message.kind == _SCHEMA and columns is None:
-            columns = _placed_columns(message, wanted, path)
-            shape = (0, len(columns))
-            begins, lengths = [np.empty(shape, np.int64)], [np.empty(shape, np.int64)]
-        elif message.kind == _RECORDS and columns is not None:
-            extents = _extents_of(message, columns, read, path)
-            begins.append(np.stack([begin for begin, _ in extents], 1))
-            lengths.append(np.stack([length for _, length in extents], 1))
-        elif message.kind != _DICTIONARY or columns is None:
-            raise damaged(path, message.at, 0, f"a message of type {message.kind} stands where none belongs")
-    if columns is None:
-        raise damaged(path, 0, size_bytes, "it has no schema")
+    found = record_batches(read, size_bytes, path)
+    columns = _placed_columns(next(found), wanted, path)
+    begins, lengths = [np.empty((0, len(columns)), np.int64)], [np.empty((0, len(columns)), np.int64)]
+    for message in found:
+        extents = _extents_of(message, columns, read, path)
+        begins.append(np.stack([begin for begin, _ in extents], 1))
+        lengths.append(np.stack([length for _, length in extents], 1))
     fields = tuple(placed.column.field for placed in columns)
     return fields, np.concatenate(begins), np.concatenate(lengths)
-
-
-# ------------------------------------------------------------------------------------------------------- messages
-
-
-class _Table(NamedTuple):
-    """A table of a FlatBuffer: reads beyond its bytes are a struct.error."""
-
-    data: bytes
-    at: int
-
-    def number(self, code: str, at: int) -> int:
-        """Return the integer of a struct's ``code`` at a place."""
-        if at < 0:
-            raise struct.error("a place before the beginning")
-        return struct.unpack_from(f"<{code}", self.data, at)[0]
-
-    def place(self, member: int) -> int | None:
-        """Return the place of the table's n-th member; None if it has none."""
-        names = self.at - self.number("i", self.at)
-        slot = 4 + 2 * member
-        offset = self.number("H", names + slot) if slot < self.number("H", names) else 0
-        return self.at + offset if offset else None
-
-    def integer(self, member: int, code: str) -> int:
-        place = self.place(member)
-        return 0 if place is None else self.number(code, place)
-
-    def table(self, member: int) -> _Table | None:
-        place = self.place(member)
-        return None if place is None else _Table(self.data, place + self.number("I", place))
-
-    def pairs(self, member: int) -> np.ndarray:
-        """Return a vector of structs of two int64: (n, 2)."""
-        place = self.place(member)
-        if place is None:
-            return np.empty((0, 2), np.int64)
-        vector = place + self.number("I", place)
-        count = self.number("I", vector)
-        if vector + 4 + 16 * count > len(self.data):
-            raise struct.error(f"a vector of {count} does not fit")
-        return np.frombuffer(self.data, "<i8", 2 * count, vector + 4).reshape(-1, 2)
-
-
-class _Message(NamedTuple):
-    """A message at an offset of its file.
-
-    Attributes:
-        at: offset of the message.
-        frame: its metadata, with the frame before them.
-        kind: type of the message.
-        header: in the metadata.
-        body_at, body_bytes: extent of its body in the file.
-    """
-
-    at: int
-    frame: bytes
-    kind: int
-    header: _Table
-    body_at: int
-    body_bytes: int
-
-
-def _messages(read: Read, size_bytes: int, path: str) -> Iterator[_Message]:
-    """Yield the messages of a stream, or of a file, which has the same stream in it."""
-    is_file = size_bytes >= len(magics.ARROW) and read(0, len(magics.ARROW)) == magics.ARROW
-    at = _STREAM_AT if is_file else 0
-    if is_file and read(max(0, size_bytes - len(magics.ARROW)), len(magics.ARROW)) != magics.ARROW:
-        raise damaged(path, 0, size_bytes, "it does not end with the magic of an Arrow file: it was cut short")
-    while True:
-        if at + _FRAME.size > size_bytes:
-            reason = "the file ends without an end mark: it was cut short, or its writer was not closed"
-            raise damaged(path, at, size_bytes - at, reason)
-        prefix = read(at, _FRAME.size)
-        continues, metadata_bytes = _FRAME.unpack(prefix)
-        body_at = at + _FRAME.size + metadata_bytes
-        is_sound = continues == magics.ARROW_CONTINUES and 0 <= metadata_bytes <= _LONGEST_METADATA_BYTES
-        if not is_sound or body_at > size_bytes:
-            raise damaged(path, at, _FRAME.size, f"no message begins here (its metadata would have {metadata_bytes})")
-        if metadata_bytes == 0:
-            break
-        frame = prefix + read(at + _FRAME.size, metadata_bytes)
-        try:
-            message = _parsed(frame, at, body_at)
-        except struct.error as error:
-            raise damaged(path, at, len(frame), f"the metadata of a message lie ({error})") from error
-        if not 0 <= message.body_bytes <= size_bytes - body_at:
-            reason = f"a message has {message.body_bytes} bytes by its metadata, and {size_bytes - body_at} are left"
-            raise damaged(path, body_at, size_bytes - body_at, reason)
-        yield message
-        at = body_at + message.body_bytes
-    if not is_file and body_at < size_bytes:
-        raise damaged(path, body_at, size_bytes - body_at, "more follows the stream's end mark")
-
-
-def _parsed(frame: bytes, at: int, body_at: int) -> _Message:
-    root = _Table(frame, _FRAME.size + struct.unpack_from("<I", frame, _FRAME.size)[0])
-    header = root.table(2)
-    if header is None:
-        raise struct.error("a message without a header")
-    return _Message(at, frame, root.integer(1, "B"), header, body_at, root.integer(3, "q"))
 
 
 # --------------------------------------------------------------------------------------------------------- schema
@@ -197,15 +106,8 @@ class _Placed(NamedTuple):
     values: int
 
 
-def _placed_columns(message: _Message, wanted: Sequence[str] | None, path: str) -> tuple[_Placed, ...]:
-    arrow, ipc = arrow_module(), arrow_module("pyarrow.ipc")
-    try:
-        schema = ipc.read_schema(arrow.py_buffer(message.frame))
-        is_big_endian = message.header.integer(0, "h") != 0
-    except (arrow.ArrowException, OSError, ValueError, KeyError, struct.error, MemoryError) as error:
-        raise damaged(path, message.at, len(message.frame), f"the schema cannot be read ({error})") from error
-    if is_big_endian:
-        raise ValueError(f"{path} was written with big-endian values: write it again on a little-endian machine")
+def _placed_columns(message: Message, wanted: Sequence[str] | None, path: str) -> tuple[_Placed, ...]:
+    schema = schema_of(message, path)
     columns = {column.places: column for column in columns_of(schema, wanted, path)}
     placed: dict[tuple[int, ...], _Placed] = {}
     node = buffer = 0
@@ -238,16 +140,15 @@ def _walk(
             node, buffer = _walk(kind.field(i), (*places, i), above, node, buffer, columns, placed, path)
         return node, buffer
     if places in columns:
-        placed[places] = _place(columns[places], kind, (*above, (node, buffer)), path)
+        placed[places] = _place(columns[places], kind, (*above, (node, buffer)))
     nodes, buffers = _spanned(kind, field.name, path)
     return node + nodes, buffer + buffers
 
 
-def _place(column: Column, kind: pyarrow.DataType, above: tuple[tuple[int, int], ...], path: str) -> _Placed:
+def _place(column: Column, kind: pyarrow.DataType, above: tuple[tuple[int, int], ...]) -> _Placed:
     """Place a column whose own node and first buffer are the last of ``above``."""
     types = arrow_module("pyarrow.types")
     node, buffer = above[-1]
-    name = column.field.name
     inner: list[tuple[int, int]] = []
     offsets: tuple[int, np.dtype] | None = None
     values = buffer + 1
@@ -264,10 +165,6 @@ def _place(column: Column, kind: pyarrow.DataType, above: tuple[tuple[int, int],
         kind = storage_of(kind.value_type)
         inner.append((node + len(inner) + 1, count))
         values += 1
-    if types.is_dictionary(kind):
-        raise ValueError(f"{path}: column {name!r} is a dictionary: cast it to its values' type")
-    if column.field.dtype == np.dtype(bool):
-        raise ValueError(f"{path}: column {name!r} has booleans, which Arrow stores as bits: cast it to uint8")
     return _Placed(column, above, tuple(inner), offsets, values)
 
 
@@ -302,7 +199,7 @@ def _spanned(kind: pyarrow.DataType, name: str, path: str) -> tuple[int, int]:
 
 
 def _extents_of(
-    message: _Message, columns: tuple[_Placed, ...], read: Read, path: str
+    message: Message, columns: tuple[_Placed, ...], read: Read, path: str
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return offset and length in bytes of each column's values in a record batch.
 
@@ -311,7 +208,7 @@ def _extents_of(
     try:
         is_compressed = message.header.table(3) is not None
         rows = message.header.integer(0, "q")
-        batch = _Batch(message, rows, message.header.pairs(1), message.header.pairs(2), read, path)
+        batch = _Batch(message, rows, message.header.int64s(1, 2), message.header.int64s(2, 2), read, path)
     except struct.error as error:
         raise damaged(path, message.at, len(message.frame), f"the metadata of a record batch lie ({error})") from error
     if is_compressed:
@@ -330,7 +227,7 @@ class _Batch(NamedTuple):
     Nodes are (length, nulls), and buffers are (offset in the body, length): int64 (n, 2).
     """
 
-    message: _Message
+    message: Message
     rows: int
     nodes: np.ndarray
     buffers: np.ndarray

@@ -6,10 +6,11 @@ Source of the types: https://arrow.apache.org/docs/format/Columnar.html.
 from __future__ import annotations
 
 import importlib
+import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -20,6 +21,12 @@ if TYPE_CHECKING:
     import pyarrow
 
 _FLOATS = {"halffloat": "f2", "float": "f4", "double": "f8"}
+# `datasets` writes arrays of this type as lists of lists; the type's own metadata have the shape.
+_HF_ARRAYS = "datasets.features.features.Array"
+_NAME, _METADATA = b"ARROW:extension:name", b"ARROW:extension:metadata"
+
+# The value that takes the place of nulls among numbers: in all columns, or in those that are named.
+FillNull: TypeAlias = "float | Mapping[str, float] | tuple[tuple[str, float], ...] | None"
 
 
 class Column(NamedTuple):
@@ -29,10 +36,12 @@ class Column(NamedTuple):
         field: as samples have it; the name of a member of a struct stands behind the struct's, as
             in ``image.bytes``.
         places: of the column in its schema, then of the member in each struct.
+        fill: takes the place of nulls among its numbers; None: they are an error.
     """
 
     field: Field
     places: tuple[int, ...]
+    fill: float | None = None
 
 
 def arrow_module(name: str = "pyarrow") -> ModuleType:
@@ -60,6 +69,20 @@ def checked_names(columns: Sequence[str] | None, owner: object) -> tuple[str, ..
     return tuple(columns)
 
 
+def checked_fill(fill_null: FillNull, owner: str) -> FillNull:
+    """Return ``fill_null`` of a format as what can be compared and hashed.
+
+    Raises:
+        ValueError: it is no number, and no mapping of columns to numbers.
+    """
+    if fill_null is None or isinstance(fill_null, (int, float)):
+        return fill_null
+    by_name = dict(fill_null) if isinstance(fill_null, (Mapping, tuple)) else {"": None}
+    if not all(isinstance(name, str) and isinstance(value, (int, float)) for name, value in by_name.items()):
+        raise ValueError(f"{owner}(fill_null={fill_null!r}): it is a number, or a mapping of columns' names to numbers")
+    return tuple((name, value) for name, value in by_name.items() if value is not None)
+
+
 def storage_of(kind: pyarrow.DataType) -> pyarrow.DataType:
     """Return the type that an extension type is stored as; other types as they are."""
     return getattr(kind, "storage_type", kind)
@@ -68,7 +91,7 @@ def storage_of(kind: pyarrow.DataType) -> pyarrow.DataType:
 def scalar_dtype(kind: pyarrow.DataType) -> np.dtype | None:
     """Return the dtype of numbers, booleans, dates or times; None: another type.
 
-    Dates and times are their integers.
+    Dates and times are their integers, and decimals are float64.
     """
     types = arrow_module("pyarrow.types")
     if types.is_boolean(kind):
@@ -77,17 +100,29 @@ def scalar_dtype(kind: pyarrow.DataType) -> np.dtype | None:
         return np.dtype(f"<{'i' if types.is_signed_integer(kind) else 'u'}{kind.bit_width // 8}")
     if types.is_floating(kind):
         return np.dtype(f"<{_FLOATS[str(kind)]}")
+    if types.is_decimal(kind):
+        return np.dtype("<f8")
     if types.is_temporal(kind) and not types.is_interval(kind):
         return np.dtype(f"<i{kind.bit_width // 8}")
     return None
 
 
+def is_view(kind: pyarrow.DataType) -> bool:
+    """Return whether its values are strings or bytes that lie in several buffers."""
+    types = arrow_module("pyarrow.types")
+    return types.is_string_view(kind) or types.is_binary_view(kind)
+
+
+def is_text(kind: pyarrow.DataType) -> bool:
+    """Return whether its values are strings."""
+    types = arrow_module("pyarrow.types")
+    return types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
+
+
 def is_bytes(kind: pyarrow.DataType) -> bool:
     """Return whether its values are strings or bytes of a length of their own."""
     types = arrow_module("pyarrow.types")
-    return any(
-        asked(kind) for asked in (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
-    )
+    return is_text(kind) or is_view(kind) or types.is_binary(kind) or types.is_large_binary(kind)
 
 
 def is_list(kind: pyarrow.DataType) -> bool:
@@ -96,85 +131,167 @@ def is_list(kind: pyarrow.DataType) -> bool:
     return types.is_list(kind) or types.is_large_list(kind)
 
 
-def field_of(name: str, kind: pyarrow.DataType) -> Field | None:
+def is_json(kind: pyarrow.DataType) -> bool:
+    """Return whether its values can be written as JSON."""
+    types = arrow_module("pyarrow.types")
+    kind = storage_of(kind)
+    if types.is_dictionary(kind):
+        return is_json(kind.value_type)
+    if types.is_struct(kind) or types.is_map(kind) or is_list(kind) or types.is_fixed_size_list(kind):
+        return all(is_json(kind.field(i).type) for i in range(kind.num_fields))
+    is_plain = is_bytes(kind) or types.is_fixed_size_binary(kind) or types.is_null(kind)
+    return is_plain or scalar_dtype(kind) is not None
+
+
+def field_of(name: str, kind: pyarrow.DataType, said: Sequence[int | None] | None = None) -> Field | None:
     """Return a column of one type as a field.
 
-    None: no field has that type (structs, lists of lists, decimals and others).
+    Args:
+        name: of the column.
+        kind: its type.
+        said: the shape of its arrays, if they are stored as lists of lists; an axis may vary.
+
+    Returns:
+        None: no field has that type (unions, intervals and others). Bytes of another type than
+        `is_bytes` are JSON.
     """
     types = arrow_module("pyarrow.types")
-    shape = list(kind.shape) if str(getattr(kind, "extension_name", "")) == "arrow.fixed_shape_tensor" else None
-    if shape is not None and kind.permutation not in (None, list(range(len(shape)))):
-        return None
+    if str(getattr(kind, "extension_name", "")) == "arrow.fixed_shape_tensor":
+        said = list(kind.shape)
+        if kind.permutation not in (None, list(range(len(said)))):
+            return None
     kind = storage_of(kind)
     if types.is_dictionary(kind):
         kind = kind.value_type
-    if is_bytes(kind):
+    if is_bytes(kind) or types.is_null(kind):
         return Field(name)
-    if is_list(kind):
-        dtype = scalar_dtype(storage_of(kind.value_type))
-        return None if dtype is None else Field(name, dtype)
-    if types.is_fixed_size_binary(kind) and not types.is_decimal(kind):
-        return Field(name, np.dtype(np.uint8), (kind.byte_width,))
-    sizes = []
-    while types.is_fixed_size_list(kind):
-        sizes.append(kind.list_size)
-        kind = storage_of(kind.value_type)
-    dtype = scalar_dtype(kind)
-    if dtype is None or 0 in sizes:
+    sizes, inner = _levels(kind)
+    dtype = scalar_dtype(inner)
+    if types.is_fixed_size_binary(inner) and not types.is_decimal(inner):
+        sizes, dtype = [*sizes, inner.byte_width], np.dtype(np.uint8)
+    elif sizes and dtype is None and is_bytes(inner) and not is_text(inner):
+        sizes, dtype = [*sizes, None], np.dtype(np.uint8)
+    if dtype is None:
+        return Field(name) if (sizes or types.is_map(kind)) and is_json(kind) else None
+    if 0 in sizes:
         return None
-    return Field(name, dtype, tuple(sizes if shape is None else shape))
+    if said is not None and None not in said[1:] and (None not in sizes or len(sizes) == len(said)):
+        below = tuple(size for size in said[1:] if size is not None)
+        return Field(name, dtype, None, below) if said[0] is None else Field(name, dtype, (said[0], *below))
+    depth = max((i + 1 for i, size in enumerate(sizes) if size is None), default=0)
+    fixed = tuple(size for size in sizes[depth:] if size is not None)
+    return Field(name, dtype, None, fixed, depth=depth) if depth else Field(name, dtype, fixed)
 
 
-def columns_of(schema: pyarrow.Schema, wanted: Sequence[str] | None, path: str) -> tuple[Column, ...]:
+def _levels(kind: pyarrow.DataType) -> tuple[list[int | None], pyarrow.DataType]:
+    """Return the sizes of lists within lists (None: they vary), and the type of their elements."""
+    types = arrow_module("pyarrow.types")
+    sizes: list[int | None] = []
+    while is_list(kind) or types.is_fixed_size_list(kind):
+        sizes.append(None if is_list(kind) else kind.list_size)
+        kind = storage_of(kind.value_type)
+    return sizes, kind
+
+
+def _said_shape(field: pyarrow.Field) -> list[int | None] | None:
+    """Return the shape that `datasets` notes of a column of arrays; None: it is no such column."""
+    metadata = field.metadata or {}
+    if str(getattr(field.type, "extension_name", "")).startswith(_HF_ARRAYS):
+        shape = list(field.type.shape)
+    elif metadata.get(_NAME, b"").startswith(_HF_ARRAYS.encode()):
+        try:
+            shape = json.loads(metadata.get(_METADATA, b""))[0]
+        except (ValueError, LookupError, TypeError, RecursionError):
+            return None
+    else:
+        return None
+    is_shape = isinstance(shape, list) and all(size is None or (type(size) is int and size > 0) for size in shape)
+    return shape if is_shape and shape and math.prod(size or 1 for size in shape) < 2**32 else None
+
+
+def columns_of(
+    schema: pyarrow.Schema, wanted: Sequence[str] | None, path: str, fill_null: FillNull = None
+) -> tuple[Column, ...]:
     """Return the fields of a file's samples.
 
     They are in the order of ``wanted``, or of the schema if that is None.
 
     Raises:
-        ValueError: a name that is wanted is none or is there twice, or no field has a column's
-            type.
+        ValueError: a name that is wanted is none or is there twice, no field has a column's type,
+            or ``fill_null`` names no column, or has a value that the column cannot have.
         CorruptData: a name is not UTF-8.
     """
     try:
-        return _columns_of(schema, wanted, path)
+        return _columns_of(schema, wanted, path, fill_null)
     except UnicodeDecodeError as error:  # pyarrow looks at names when they are asked for
         raise CorruptData(f"{path}: the name of a column is damaged: {error}", path) from error
 
 
-def _columns_of(schema: pyarrow.Schema, wanted: Sequence[str] | None, path: str) -> tuple[Column, ...]:
-    found: dict[str, tuple[pyarrow.DataType, tuple[int, ...]]] = {}
-    for name, kind, places in _flattened(schema, (), ()):
+def _columns_of(
+    schema: pyarrow.Schema, wanted: Sequence[str] | None, path: str, fill_null: FillNull
+) -> tuple[Column, ...]:
+    found: dict[str, tuple[pyarrow.Field, tuple[int, ...]]] = {}
+    for name, member, places in _flattened(schema, (), ()):
         if name in found and (wanted is None or name in wanted):
             raise ValueError(f"{path} has two columns {name!r}: leave them out (columns=), or rename one")
-        found[name] = kind, places
+        found[name] = member, places
     if not found:
         raise ValueError(f"{path} has no columns")
     names = tuple(found) if wanted is None else _expanded(wanted, tuple(found), path)
     columns = []
     for name in names:
-        kind, places = found[name]
-        field = field_of(name, kind)
+        member, places = found[name]
+        field = field_of(name, member.type, _said_shape(member))
         if field is None or (field.shape and 0 in field.shape):
             raise ValueError(
-                f"{path}: column {name!r} is of the type {kind}, which is no tensor and no list of numbers: cast it, "
+                f"{path}: column {name!r} is of the type {member.type}, which has no form in a batch: cast it, "
                 f"or leave it out, as with columns={tuple(other for other in names if other != name)}"
             )
-        columns.append(Column(field, places))
+        columns.append(Column(field, places, _fill_of(field, fill_null, path)))
+    unknown = [name for name, _ in fill_null if name not in names] if isinstance(fill_null, tuple) else []
+    if unknown:
+        raise ValueError(
+            f"{path} has no column {unknown[0]!r}, which fill_null names: it has {', '.join(map(repr, names))}"
+        )
     return tuple(columns)
+
+
+def _fill_of(field: Field, fill_null: FillNull, path: str) -> float | None:
+    """Return what takes the place of nulls in a column; None: nulls are an error.
+
+    Raises:
+        ValueError: the column is named, and its dtype has no such value.
+    """
+    is_named = isinstance(fill_null, (tuple, Mapping))
+    value = dict(fill_null).get(field.name) if isinstance(fill_null, (tuple, Mapping)) else fill_null
+    if value is None or field.dtype is None or _has_value(field.dtype, value):
+        return value
+    if not is_named:
+        return None  # it is meant for other columns
+    raise ValueError(f"{path}: fill_null has {value!r} for column {field.name!r}, which {field.dtype} has no value for")
+
+
+def _has_value(dtype: np.dtype, value: float) -> bool:
+    """Return whether numbers of a dtype can have a value; floats have the nearest one."""
+    if dtype.kind == "f":
+        return True
+    if value != value or value in (math.inf, -math.inf) or int(value) != value:
+        return False
+    return value in (0, 1) if dtype.kind == "b" else np.iinfo(dtype).min <= value <= np.iinfo(dtype).max
 
 
 def _flattened(
     fields: Sequence[pyarrow.Field], names: tuple[str, ...], places: tuple[int, ...]
-) -> Iterator[tuple[str, pyarrow.DataType, tuple[int, ...]]]:
-    """Yield name, type and places of all columns; a struct is its members."""
+) -> Iterator[tuple[str, pyarrow.Field, tuple[int, ...]]]:
+    """Yield name, field and places of all columns; a struct is its members."""
     is_struct = arrow_module("pyarrow.types").is_struct
     for place, field in enumerate(fields):
-        here = (*names, field.name), field.type, (*places, place)
+        here = (*names, field.name), (*places, place)
         stored = storage_of(field.type)
         if is_struct(stored):
-            yield from _flattened([stored.field(i) for i in range(stored.num_fields)], here[0], here[2])
+            yield from _flattened([stored.field(i) for i in range(stored.num_fields)], *here)
         else:
-            yield ".".join(here[0]), field.type, here[2]
+            yield ".".join(here[0]), field, here[1]
 
 
 def _expanded(wanted: Sequence[str], names: tuple[str, ...], path: str) -> tuple[str, ...]:
@@ -196,7 +313,9 @@ def value_bytes(field: Field) -> int:
 def nulls_among_numbers(path: str, name: str) -> ValueError:
     """Return the error for nulls among values of one size, or in lists."""
     return ValueError(
-        f"{path}: column {name!r} has nulls, which a tensor has no value for: fill them (fill_null) or leave it out"
+        f"{path}: column {name!r} has nulls, which a tensor has no value for: say what takes their place, as in "
+        f"fill_null=0 or fill_null={{{name!r}: -100}}, an argument of gdsdata.formats.Arrow and Parquet, or leave it "
+        f"out (columns=)"
     )
 
 

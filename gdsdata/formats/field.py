@@ -22,6 +22,8 @@ class Field:
         fortran_order: the first axis varies fastest in the file.
         view_as: what the stored bits are, if numpy has no such dtype: bfloat16 in a ``dtype`` of
             uint16.
+        depth: if ``shape`` is None: how many levels of lists its elements lie in. More than 1: a
+            value is a list of lists.
     """
 
     name: str
@@ -30,6 +32,7 @@ class Field:
     row_shape: tuple[int, ...] = ()
     fortran_order: bool = False
     view_as: torch.dtype | None = None
+    depth: int = 1
 
     @property
     def element_dtype(self) -> np.dtype:

@@ -7,20 +7,25 @@ have a wrong end for some columns, and are not read.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import NamedTuple
 
 from gdsdata.errors import CorruptData
-from gdsdata.formats.columns import Column, arrow_module, check_alike, checked_names, columns_of, value_bytes
-from gdsdata.formats.index import first_samples
+from gdsdata.formats.columns import (
+    Column,
+    FillNull,
+    arrow_module,
+    checked_fill,
+    checked_names,
+    columns_of,
+    value_bytes,
+)
+from gdsdata.formats.parquet_file import ParquetFile, metadata_of
 from gdsdata.formats.parsers import magics
 from gdsdata.formats.parsers.damage import damaged
 from gdsdata.formats.parsers.parquet_footer import StoredColumn, row_groups_of
-from gdsdata.formats.tables import TableFile, TableIndex, errors_of_pyarrow, line_of, metadata_of
+from gdsdata.formats.tables import FileGroups, TableIndex, errors_of_pyarrow, line_of
 from gdsdata.storage.opened import Opened, of_each, open_file
 
 _ENCRYPTED = b"PARE"
@@ -39,14 +44,18 @@ _READERS = 8
 class Parquet:
     """Parquet files, of every encoding and codec that pyarrow decodes.
 
-    - Numbers, booleans, dates and times (as integers) are tensors ``(B,)``. Fixed-size lists and
-      binaries, and fixed-shape tensors, are ``(B, *shape)``. A column of them that has nulls is
-      refused: fill them (``fill_null``).
+    - Numbers, booleans, dates and times (as integers) are tensors ``(B,)``. Decimals are float64.
+      Fixed-size lists and binaries, fixed-shape tensors and the arrays of ``datasets`` (Array2D)
+      are ``(B, *shape)``.
     - Strings, binaries and lists of numbers are fields whose size differs from sample to sample.
       Null is empty.
+    - Lists of lists of numbers, and lists of binaries, are a `gdsdata.Ragged` whose values are a
+      `gdsdata.Ragged`.
     - A struct's members are columns: ``image.bytes``. A null struct has null members.
-    - Dictionaries are decoded. Decimals, lists of lists or structs, and encrypted files are
-      refused.
+    - Lists of structs or of strings, and maps, are JSON text for each sample, UTF-8
+      (`gdsdata.formats.json_rows.json_rows` says how): decode them with ``"json"``.
+    - Nulls among numbers are refused, unless ``fill_null`` says what takes their place.
+    - Dictionaries are decoded. Unions, intervals, and encrypted files are refused.
 
     A row group is read and decoded as a whole, so it has to fit in memory several times: see
     `gdsdata.RowGroups`.
@@ -54,15 +63,19 @@ class Parquet:
     Args:
         columns: names of those that are wanted, and no others are read; a struct's means all its
             members. None: all.
+        fill_null: takes the place of nulls among numbers. One number is for every column whose
+            dtype has it; a mapping is by column, as in ``{"label": -100}``. None: they are refused.
 
     Raises:
-        ValueError: ``columns`` is empty, a string, or names one twice.
+        ValueError: ``columns`` is empty, a string, or names one twice; ``fill_null`` is no number.
     """
 
     columns: tuple[str, ...] | None = None
+    fill_null: FillNull = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "columns", checked_names(self.columns, self))
+        object.__setattr__(self, "fill_null", checked_fill(self.fill_null, "Parquet"))
 
     def index(self, paths: list[str]) -> TableIndex:
         """Read the footer of each of ``paths``. A file may hold no rows.
@@ -76,58 +89,12 @@ class Parquet:
             FileNotFoundError, IoError: a file is not available.
         """
         arrow_module("pyarrow.parquet")
-        wanted = self.columns
-        found = list(of_each(lambda path: _index_file(path, wanted), paths, _READERS))
-        fields = tuple(column.field for column in found[0].columns)
-        for path, other in zip(paths, found, strict=True):
-            check_alike(fields, [column.field for column in other.columns], (paths[0], path))
-        rows = _joined(one.rows for one in found)
-        leaves = len(found[0].leaves)
-        return TableIndex(
-            paths=paths,
-            size_bytes=np.array([one.size_bytes for one in found], np.int64),
-            mtime_ns=np.array([one.mtime_ns for one in found], np.int64),
-            first_sample=first_samples([sum(one.rows) for one in found]),
-            fields=fields,
-            group_first_row=first_samples(rows),
-            group_file=np.repeat(np.arange(len(found), dtype=np.int32), [len(one.rows) for one in found]),
-            group_number=_joined(one.numbers for one in found),
-            group_begin=np.zeros(len(rows), np.int64),
-            group_rows=rows,
-            begin_bytes=_joined(one.begins for one in found).reshape(-1, leaves),
-            length_bytes=_joined(one.lengths for one in found).reshape(-1, leaves),
-            decoded_bytes=_joined(one.decoded for one in found),
-            files=_files_of(found),
-        )
+        paths = [path for path in paths if not magics.is_beside_tables(path)] or paths
+        found = list(of_each(lambda path: _index_file(path, self.columns, self.fill_null), paths, _READERS))
+        return TableIndex.of_files(paths, found)
 
 
-def _joined(lists: Iterable[list]) -> np.ndarray:
-    return np.array(list(itertools.chain.from_iterable(lists)), np.int64)
-
-
-def _files_of(found: list[_Found]) -> tuple[TableFile, ...]:
-    """Return the files; equal columns are one object, because a thousand files may have them."""
-    known: dict[Any, Any] = {}
-    return tuple(
-        TableFile(one.footer, known.setdefault(one.columns, one.columns), known.setdefault(one.leaves, one.leaves))
-        for one in found
-    )
-
-
-class _Found(NamedTuple):
-    columns: tuple[Column, ...]
-    leaves: tuple[str, ...]
-    footer: bytes
-    rows: list[int]
-    numbers: list[int]
-    begins: list[list[int]]
-    lengths: list[list[int]]
-    decoded: list[int]
-    size_bytes: int
-    mtime_ns: int
-
-
-def _index_file(path: str, wanted: Sequence[str] | None) -> _Found:
+def _index_file(path: str, wanted: Sequence[str] | None, fill_null: FillNull) -> FileGroups:
     with open_file(path) as file:
         footer, footer_at = _footer_of(file)
     groups = row_groups_of(footer, footer_at, path)
@@ -139,10 +106,11 @@ def _index_file(path: str, wanted: Sequence[str] | None) -> _Found:
         raise damaged(path, footer_at, len(footer), f"the footer cannot be read ({line_of(error)})") from error
     if metadata.num_row_groups != len(groups) or any(len(group.columns) != len(paths) for group in groups):
         raise damaged(path, footer_at, len(footer), f"not all of its row groups have the schema's {len(paths)} columns")
-    columns = columns_of(schema, wanted, path)
+    columns = columns_of(schema, wanted, path, fill_null)
     names = [column.field.name for column in columns]
     chosen = [i for i, leaf in enumerate(paths) if any(leaf == name or leaf.startswith(f"{name}.") for name in names)]
-    found = _Found(columns, tuple(paths[i] for i in chosen), footer, [], [], [], [], [], file.size_bytes, file.mtime_ns)
+    decodes = ParquetFile(footer, columns, tuple(paths[i] for i in chosen))
+    found = FileGroups(decodes, file.size_bytes, file.mtime_ns, [], [], [], [], [])
     for number, group in enumerate(groups):
         rows = group.rows
         if rows == 0:  # what its columns say means nothing

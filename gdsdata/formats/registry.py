@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import itertools
+import json
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from gdsdata.formats.catalog import FORMATS, Entry
 from gdsdata.formats.index import Format
 from gdsdata.formats.parsers import magics
 from gdsdata.formats.parsers.magics import HEAD_BYTES
 from gdsdata.storage.heads import read_heads
+from gdsdata.storage.opened import open_file
+
+_LONGEST_JSON_BYTES = 2**20
+_MOST_SPLITS = 20  # that an error names
 
 
 class Recogniser(NamedTuple):
@@ -68,6 +74,35 @@ def default_named(name: str) -> Format | None:
     return next((_default_of(entry) for entry in FORMATS if entry.name == name and entry.recogniser), None)
 
 
+def _refuse_no_data(paths: Sequence[str]) -> NoReturn:
+    """Refuse files that stand beside data, and are none themselves.
+
+    Raises:
+        ValueError: says where the data may be.
+    """
+    folder = os.path.dirname(paths[0])
+    for path in paths:
+        if os.path.basename(path) == magics.DATASET_DICT:
+            splits = _splits_in(path)
+            names = ", ".join(map(repr, splits)) or "none that it names"
+            example = f"{folder}/{splits[0] if splits else 'train'}"
+            raise ValueError(
+                f"{folder} is a DatasetDict, whose splits are folders of their own ({names}): name the folder of the "
+                f"split that is wanted, as in {example!r}"
+            )
+    raise ValueError(
+        f"{folder} has no files with data, only {', '.join(map(os.path.basename, paths))}: name the folder below it "
+        f"that has them, or a glob, as in {f'{folder}/**/*.parquet'!r}"
+    )
+
+
+def _splits_in(path: str) -> list[str]:
+    with open_file(path) as file, contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
+        splits = json.loads(file.read(0, min(file.size_bytes, _LONGEST_JSON_BYTES)))["splits"]
+        return [name for name in splits if isinstance(name, str)][:_MOST_SPLITS]
+    return []
+
+
 _TELLING = (magics.SHARDS_INDEX, ".idx")
 
 
@@ -85,8 +120,8 @@ def recognise(paths: Sequence[str]) -> Format:
         FileNotFoundError, IoError: the file is not available.
     """
     joined = "\0".join(paths)  # one search in all names: 0.1 s for a million, which take 0.7 s one by one
-    if any(name in joined for name in magics.BESIDE_ARROW):
-        paths = list(itertools.filterfalse(magics.is_beside_arrow, paths)) or paths
+    if any(name in joined for name in magics.BESIDE_TABLES):
+        paths = list(itertools.filterfalse(magics.is_beside_tables, paths)) or paths
     telling = other = paths[0]
     if any(name in joined for name in _TELLING):
         telling = next(filter(_tells, paths), paths[0])
@@ -96,6 +131,8 @@ def recognise(paths: Sequence[str]) -> Format:
         for known in _recognisers:
             if known.recognises(head, path):
                 return known.make()
+    if magics.is_beside_tables(paths[0]):
+        _refuse_no_data(paths)
     hint = "it has no npy magic, so it may be bare tokens; " if path.endswith(".npy") else ""
     names = ", ".join(known.name for known in _recognisers)
     raise ValueError(

@@ -25,14 +25,16 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
+from gdsdata.formats.arrow_batches import ArrowFile
 from gdsdata.formats.columns import Column
 from gdsdata.formats.extents import Extents
 from gdsdata.formats.field import Field
 from gdsdata.formats.fields import FieldIndex
 from gdsdata.formats.index import Index, SampleIndex
+from gdsdata.formats.parquet_file import ParquetFile
 from gdsdata.formats.paths import JoinedPaths, ends_of, joined
 from gdsdata.formats.sample import Sample
-from gdsdata.formats.tables import TableFile, TableIndex
+from gdsdata.formats.tables import TableIndex
 from gdsdata.formats.windows import WindowIndex
 from gdsdata.io.engine import crc32c_of_rows
 
@@ -43,7 +45,7 @@ _ALIGNMENT = 64
 _LOCAL = frozenset({"btrfs", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"})
 _PARTS: dict[str, type] = {
     kind.__name__: kind
-    for kind in (Index, FieldIndex, WindowIndex, TableIndex, Sample, Field, Extents, Column, TableFile)
+    for kind in (Index, FieldIndex, WindowIndex, TableIndex, Sample, Field, Extents, Column, ParquetFile, ArrowFile)
 }
 
 

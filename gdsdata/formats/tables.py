@@ -1,48 +1,74 @@
-"""`TableIndex`: row groups of Parquet files, which pyarrow decodes as a whole."""
+"""`TableIndex`: row groups of tables, which pyarrow decodes as a whole."""
 
 from __future__ import annotations
 
-import functools
-import os
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
 from gdsdata.errors import CorruptData
-from gdsdata.formats.columns import Column, arrow_module, is_bytes, nulls_among_numbers, storage_of
+from gdsdata.formats.column_values import HasNulls, OtherShape, Values, values_of_column
+from gdsdata.formats.columns import Column, arrow_module, check_alike, nulls_among_numbers
 from gdsdata.formats.field import Field
-from gdsdata.formats.index import Made, Readers, SampleIndex, files_of_part
-from gdsdata.formats.parsers import magics
+from gdsdata.formats.index import Made, Readers, SampleIndex, files_of_part, first_samples
 from gdsdata.formats.plan import Plan
 
 if TYPE_CHECKING:
     import pyarrow
-    import pyarrow.parquet
-
-# The values that a row group has of a column: an array (rows, *shape), or for strings and lists an
-# array of pyarrow, of the large type.
-Values: TypeAlias = "np.ndarray | pyarrow.Array"
 
 
-class TableFile(NamedTuple):
-    """A file's footer, by which pyarrow decodes row groups, and wanted columns."""
+class TableFile(Protocol):
+    """Decodes the row groups of one file; a named tuple.
 
-    footer: bytes  # with the tail behind it
-    columns: tuple[Column, ...]
-    leaves: tuple[str, ...]
-
-
-@functools.lru_cache(maxsize=64)  # of the files that are decoded now
-def metadata_of(footer: bytes) -> pyarrow.parquet.FileMetaData:
-    """Return pyarrow's metadata of a file with this footer, and the tail behind it.
-
-    Raises:
-        Exception: the footer cannot be read; the type is one of `errors_of_pyarrow`.
+    Attributes:
+        columns: that are wanted.
     """
-    return arrow_module("pyarrow.parquet").read_metadata(arrow_module().BufferReader(magics.PARQUET + footer))
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+    @property
+    def columns(self) -> tuple[Column, ...]: ...
+
+    def decoded(
+        self, number: int, begins: Sequence[int], stored: Sequence[memoryview], size_bytes: int
+    ) -> pyarrow.Table:
+        """Return the wanted columns of a row group.
+
+        Args:
+            number: of the row group in the file.
+            begins: offsets of its extents.
+            stored: their bytes.
+            size_bytes: of the file.
+
+        Raises:
+            Exception: it cannot be decoded; the type is one of `errors_of_pyarrow`.
+        """
+
+
+class FileGroups(NamedTuple):
+    """The row groups of a file that have rows.
+
+    Attributes:
+        file: decodes them.
+        size_bytes, mtime_ns: of the file.
+        rows: of each.
+        numbers: of each, among all of the file's.
+        begins, lengths: the extents of each.
+        decoded: memory of each when decoded, about.
+    """
+
+    file: TableFile
+    size_bytes: int
+    mtime_ns: int
+    rows: list[int]
+    numbers: list[int]
+    begins: list[list[int]]
+    lengths: list[list[int]]
+    decoded: list[int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +100,40 @@ class TableIndex(SampleIndex):
     length_bytes: np.ndarray
     decoded_bytes: np.ndarray
     files: tuple[TableFile, ...]
+
+    @classmethod
+    def of_files(cls, paths: list[str], found: Sequence[FileGroups]) -> TableIndex:
+        """Return the index of files with these row groups.
+
+        Raises:
+            ValueError: the files have unlike columns.
+        """
+        fields = [tuple(column.field for column in one.file.columns) for one in found]
+        for path, other in zip(paths, fields, strict=True):
+            check_alike(fields[0], other, (paths[0], path))
+        rows = _joined(one.rows for one in found)
+        most = max((len(extents) for one in found for extents in one.begins), default=0)
+        return cls(
+            paths=paths,
+            size_bytes=np.array([one.size_bytes for one in found], np.int64),
+            mtime_ns=np.array([one.mtime_ns for one in found], np.int64),
+            first_sample=first_samples([sum(one.rows) for one in found]),
+            fields=fields[0],
+            group_first_row=first_samples(rows),
+            group_file=np.repeat(np.arange(len(found), dtype=np.int32), [len(one.rows) for one in found]),
+            group_number=_joined(one.numbers for one in found),
+            group_begin=np.zeros(len(rows), np.int64),
+            group_rows=rows,
+            # Nested columns of some files may be stored as more columns than those of others.
+            begin_bytes=_joined([*one, *one[:1] * (most - len(one))] for file in found for one in file.begins).reshape(
+                len(rows), most
+            ),
+            length_bytes=_joined([*one, *[0] * (most - len(one))] for file in found for one in file.lengths).reshape(
+                len(rows), most
+            ),
+            decoded_bytes=_joined(one.decoded for one in found),
+            files=_sharing(found),
+        )
 
     def plan(self, samples: np.ndarray) -> Plan:
         """Return the row group of each sample, and its row there."""
@@ -145,31 +205,29 @@ class TableIndex(SampleIndex):
             CorruptData: the bytes are not what the footer says.
             ValueError: nulls among numbers.
         """
-        arrow, parquet = arrow_module(), arrow_module("pyarrow.parquet")
         file = self.files[self.group_file[group]]
         path = self.paths[self.group_file[group]]
-        source = _Stored(self.begin_bytes[group].tolist(), stored, int(self.size_bytes[self.group_file[group]]))
-        try:
-            reader = parquet.ParquetFile(
-                arrow.PythonFile(source, "r"),
-                metadata=metadata_of(file.footer),
-                pre_buffer=False,  # each column by itself, as it was read
-                page_checksum_verification=True,
-            )
-            number = int(self.group_number[group])
-            table = reader.read_row_group(number, columns=list(file.leaves), use_threads=False)
-            table.validate()
-            columns = [_column_of(table, column) for column in file.columns]
-        except errors_of_pyarrow() as error:
-            raise self._corrupt(group, f"it cannot be decoded ({line_of(error)})") from error
+        number, size_bytes = int(self.group_number[group]), int(self.size_bytes[self.group_file[group]])
         rows = int(self.group_rows[group])
         values: list[Values] = []
-        for column, (array, lists_have_nulls) in zip(file.columns, columns, strict=True):
-            if len(array) != rows:
-                raise self._corrupt(group, f"column {column.field.name!r} has {len(array)} rows and should have {rows}")
-            if lists_have_nulls or (column.field.shape is not None and array.null_count):
-                raise nulls_among_numbers(path, column.field.name)
-            values.append(array if column.field.shape is None else _dense(array, column.field))
+        try:
+            table = file.decoded(number, self.begin_bytes[group].tolist(), stored, size_bytes)
+            for column in file.columns:
+                name = column.field.name
+                values.append(values_of_column(table, column))
+                if len(values[-1]) != rows:
+                    raise self._corrupt(group, f"column {name!r} has {len(values[-1])} rows and should have {rows}")
+        except CorruptData:
+            raise
+        except HasNulls:
+            raise nulls_among_numbers(path, name) from None
+        except OtherShape:
+            raise ValueError(
+                f"{path}: column {name!r} has arrays of another shape than the {column.field.shape} that its type "
+                f"says: write them with one shape, or leave it out (columns=)"
+            ) from None
+        except errors_of_pyarrow() as error:
+            raise self._corrupt(group, f"it cannot be decoded ({line_of(error)})") from error
         return values
 
     def _corrupt(self, group: int, reason: str) -> CorruptData:
@@ -181,37 +239,14 @@ class TableIndex(SampleIndex):
         return CorruptData(message, self.paths[self.group_file[group]], begin, length)
 
 
-class _Stored:
-    """A file for pyarrow with some ranges in memory; other reads are an error."""
+def _joined(lists: Iterable[list[int]]) -> np.ndarray:
+    return np.array(list(itertools.chain.from_iterable(lists)), np.int64)
 
-    closed = False
 
-    def __init__(self, begins: Sequence[int], stored: Sequence[memoryview], size_bytes: int) -> None:
-        self._ranges = sorted(zip(begins, stored, strict=True), key=lambda one: one[0])
-        self._size_bytes, self._at = size_bytes, 0
-
-    def readable(self) -> bool:
-        return True
-
-    seekable = readable
-
-    def close(self) -> None:
-        self.closed = True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size_bytes}[whence]
-        return self._at
-
-    def read(self, count: int) -> memoryview:
-        for begin, stored in self._ranges:
-            place = self._at - begin
-            if 0 <= place and place + count <= len(stored):
-                self._at += count
-                return stored[place : place + count]
-        raise ValueError(f"{count} bytes at {self._at} belong to none of the columns")
+def _sharing(found: Sequence[FileGroups]) -> tuple[Any, ...]:
+    """Return the files; equal parts are one object, because a thousand files may have them."""
+    known: dict[Any, Any] = {}
+    return tuple(type(file)(*(known.setdefault(part, part) for part in file)) for file in (one.file for one in found))
 
 
 def errors_of_pyarrow() -> tuple[type[Exception], ...]:
@@ -223,75 +258,3 @@ def errors_of_pyarrow() -> tuple[type[Exception], ...]:
 def line_of(error: Exception) -> str:
     """Return the first line of what an error says."""
     return next(iter(str(error).splitlines()), type(error).__name__)
-
-
-def _column_of(table: pyarrow.Table, column: Column) -> tuple[pyarrow.Array, bool]:
-    """Return a column out of its structs, and whether its lists have nulls in them.
-
-    Strings and lists have 64-bit offsets.
-    """
-    arrow, types = arrow_module(), arrow_module("pyarrow.types")
-    name, *members = _names_of(table, column)
-    chunks = table.column(name)
-    for member in members:
-        place = storage_of(chunks.type).get_field_index(member)
-        flat = [_stored(chunk).flatten()[place] for chunk in chunks.chunks]  # so nulls of the struct are the member's
-        chunks = arrow.chunked_array(flat, storage_of(chunks.type).field(place).type)
-    kind = storage_of(chunks.type)
-    chunks = arrow.chunked_array([_stored(chunk) for chunk in chunks.chunks], kind)
-    if types.is_dictionary(kind):
-        kind = kind.value_type
-        chunks = chunks.cast(kind)
-    if column.field.shape is None:
-        wide = arrow.large_binary() if is_bytes(kind) else arrow.large_list(storage_of(kind.value_type))
-        chunks = chunks.cast(wide)
-    array = chunks.combine_chunks()
-    if isinstance(array, arrow.ChunkedArray):
-        array = arrow.concat_arrays(array.chunks)
-    inside = array.flatten().null_count if types.is_large_list(array.type) else _nulls_within(array)
-    return array, inside > 0
-
-
-def _names_of(table: pyarrow.Table, column: Column) -> list[str]:
-    return _split(table.schema, column.field.name)
-
-
-def _split(fields: Iterable[pyarrow.Field], name: str) -> list[str]:
-    """Return the names of a column and its structs' members; all may have dots."""
-    for one in fields:
-        if one.name == name:
-            return [one.name]
-        stored = storage_of(one.type)
-        if name.startswith(f"{one.name}.") and arrow_module("pyarrow.types").is_struct(stored):
-            members = [stored.field(i) for i in range(stored.num_fields)]
-            return [one.name, *_split(members, name[len(one.name) + 1 :])]
-    raise KeyError(name)
-
-
-def _stored(array: pyarrow.Array) -> pyarrow.Array:
-    """Return an extension array's storage; other arrays as they are."""
-    return getattr(array, "storage", array)
-
-
-def _nulls_within(array: pyarrow.Array) -> int:
-    """Return how many nulls the values in fixed-size lists have."""
-    types = arrow_module("pyarrow.types")
-    nulls = 0
-    while types.is_fixed_size_list(array.type):
-        array = _stored(array.flatten())
-        nulls += array.null_count
-    return nulls
-
-
-def _dense(array: pyarrow.Array, field: Field) -> np.ndarray:
-    """Return values of one size, without nulls: (rows, *shape)."""
-    types = arrow_module("pyarrow.types")
-    rows = len(array)
-    while types.is_fixed_size_list(array.type):
-        array = _stored(array.flatten())
-    shape, dtype = (rows, *(field.shape or ())), field.element_dtype
-    if types.is_boolean(array.type):
-        return array.to_numpy(zero_copy_only=False).reshape(shape)
-    values = np.frombuffer(array.buffers()[1], dtype) if rows else np.empty(0, dtype)
-    width = array.type.byte_width // dtype.itemsize
-    return values[array.offset * width : (array.offset + len(array)) * width].reshape(shape)

@@ -94,7 +94,7 @@ class Source:
 def _as_dali_takes_it(value: Any, field: str | None) -> torch.Tensor | list[torch.Tensor]:
     kind = type(value).__name__
     if isinstance(value, Ragged):
-        kind = f"a Ragged on {value.values.device}"
+        kind = f"a Ragged on {value.device}"
         value = value.as_list()
     if isinstance(value, torch.Tensor) and not value.is_nested:
         return value.contiguous()

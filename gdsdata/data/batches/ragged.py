@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 
@@ -15,24 +16,47 @@ class Ragged(NamedTuple):
 
     Attributes:
         values: of all samples. It has one dimension, or more if samples are rows of a shape
-            (`Field.row_shape`).
+            (`Field.row_shape`). For lists of lists it is a `Ragged`: the inner lists, one behind
+            the other.
         offsets: int64 (B + 1,), on the CPU: sample i has ``values[offsets[i] : offsets[i + 1]]``.
     """
 
-    values: torch.Tensor
+    values: torch.Tensor | Ragged
     offsets: torch.Tensor
 
-    def as_list(self) -> list[torch.Tensor]:
-        """Return a view of each sample's values."""
+    @property
+    def device(self) -> torch.device:
+        """The device that the values are on."""
+        return self.values.device
+
+    def as_list(self) -> list[Any]:
+        """Return a view of each sample's values; of lists of lists, a list of views."""
+        if isinstance(self.values, Ragged):
+            inner = self.values.as_list()
+            return [inner[begin:end] for begin, end in itertools.pairwise(self.offsets.tolist())]
         sizes = self.offsets.diff().tolist()
         return list(self.values.split(sizes))  # type: ignore[no-untyped-call]  # torch does not annotate it
 
     def as_nested(self) -> torch.Tensor:
-        """Return a nested tensor (jagged layout) of the same memory."""
+        """Return a nested tensor (jagged layout) of the same memory.
+
+        Raises:
+            ValueError: they are lists of lists.
+        """
+        if isinstance(self.values, Ragged):
+            raise ValueError(
+                'ragged="nested": a nested tensor has one dimension that varies, and lists of lists have more: use '
+                '"flat", "padded" or "list"'
+            )
         return torch.nested.nested_tensor_from_jagged(self.values, self.offsets.to(self.values.device))
 
     def as_padded(self) -> torch.Tensor:
-        """Return ``(B, longest, ...)``, with zeros behind each sample's values."""
+        """Return ``(B, longest, ...)``, with zeros behind each sample's values.
+
+        Lists of lists become ``(B, most lists, longest, ...)``.
+        """
+        if isinstance(self.values, Ragged):
+            return Ragged(self.values.as_padded(), self.offsets).as_padded()
         return torch.nn.utils.rnn.pad_sequence(self.as_list(), batch_first=True)
 
 

@@ -1,4 +1,4 @@
-"""`RowGroupChunks`: Parquet's row groups, decoded before their rows are needed.
+"""`RowGroupChunks`: row groups of tables, decoded before their rows are needed.
 
 The engine reads them, and pyarrow decodes them.
 """
@@ -13,7 +13,8 @@ import numpy as np
 
 from gdsdata.data.order.row_groups import UpcomingGroups
 from gdsdata.formats.chunks import Chunks
-from gdsdata.formats.tables import TableIndex, Values
+from gdsdata.formats.column_values import Values
+from gdsdata.formats.tables import TableIndex
 from gdsdata.io import engine
 from gdsdata.io.memory_budget import share_bytes
 from gdsdata.io.options import MIB

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -14,11 +16,12 @@ from gdsdata.data.batches.row_groups import RowGroupChunks
 from gdsdata.data.batches.settings import BatchSettings
 from gdsdata.data.batches.values import FieldBytes, FieldValues
 from gdsdata.data.order.row_groups import UpcomingGroups
+from gdsdata.formats.column_values import Values, elements_of
 from gdsdata.formats.columns import arrow_module
 from gdsdata.formats.field import Field
 from gdsdata.formats.plan import Plan
 from gdsdata.formats.sample import torch_equivalent
-from gdsdata.formats.tables import TableIndex, Values
+from gdsdata.formats.tables import TableIndex
 from gdsdata.io import engine
 from gdsdata.io.program_end import stop_at_exit
 
@@ -87,11 +90,18 @@ class TableReader(AheadReader[TableIndex, _Begun]):
         for number, place in zip(numbers.tolist(), np.split(order, first[1:]), strict=True):
             found.append((*self.row_groups.rows_of(number, groups[number], plan.offset[place]), place))
         flat: dict[int, torch.Tensor] = {}
+        lists: dict[int, Sequence[np.ndarray]] = {}
         length_bytes = np.empty((len(plan.samples), len(self.index.fields)), np.int64)
         for k, field in enumerate(self.index.fields):
             parts = [(values[k], rows, place) for values, rows, place in found]
-            flat[k], length_bytes[:, k] = _gathered(field, parts, len(plan.samples))
-        return {}, FieldBytes(plan.samples, length_bytes, flat)
+            if field.shape is not None:
+                flat[k], length_bytes[:, k] = _gathered(field, parts, len(plan.samples))
+                continue
+            flat[k], lengths = _gathered_ragged(field, parts)
+            length_bytes[:, k] = _sample_bytes(field, lengths)
+            if field.depth > 1:
+                lists[k] = lengths
+        return {}, FieldBytes(plan.samples, length_bytes, flat, lists=lists)
 
     def _batch_of(self, begun: _Begun) -> Any:
         batch = self._values.batch(begun.done.result()[1], {})
@@ -113,12 +123,9 @@ class TableReader(AheadReader[TableIndex, _Begun]):
         self._values.close(wait=not self._reads.has_stalled)
 
 
-def _gathered(field: Field, parts: list[_Part], rows: int) -> tuple[torch.Tensor, np.ndarray | int]:
+def _gathered(field: Field, parts: list[_Part], rows: int) -> tuple[torch.Tensor, int]:
     """Return a field's bytes of some rows in the batch's order, and each row's size."""
-    dtype = field.element_dtype
-    if field.shape is None:
-        return _gathered_ragged(parts, dtype)
-    tensor = torch.empty((rows, *field.shape), dtype=torch_equivalent(dtype))
+    tensor = torch.empty((rows, *(field.shape or ())), dtype=torch_equivalent(field.element_dtype))
     array = tensor.numpy()
     for values, there, place in parts:
         array[place] = values[there]
@@ -126,24 +133,26 @@ def _gathered(field: Field, parts: list[_Part], rows: int) -> tuple[torch.Tensor
     return flat, len(flat) // max(1, rows)
 
 
-def _gathered_ragged(parts: list[_Part], dtype: np.dtype) -> tuple[torch.Tensor, np.ndarray]:
-    """Do the same for values of pyarrow's arrays, whose sizes differ."""
+def _gathered_ragged(field: Field, parts: list[_Part]) -> tuple[torch.Tensor, list[np.ndarray]]:
+    """Return the bytes of values whose sizes differ, and the lengths of their lists.
+
+    They are pyarrow's arrays, and the lengths those of `elements_of`.
+    """
     arrow = arrow_module()
     taken = arrow.concat_arrays([values.take(arrow.array(rows)) for values, rows, _ in parts])
     places = np.concatenate([place for _, _, place in parts])
     back = np.empty_like(places)
     back[places] = np.arange(len(places))
-    batch = taken.take(arrow.array(back))
-    offsets = np.frombuffer(batch.buffers()[1], np.int64)[batch.offset : batch.offset + len(batch) + 1]
-    if arrow.types.is_large_list(batch.type):
-        elements = batch.values
-        elements = getattr(elements, "storage", elements)
-        if arrow.types.is_boolean(elements.type):
-            stored = elements.to_numpy(zero_copy_only=False)
-        else:
-            stored = np.frombuffer(elements.buffers()[1] or b"", dtype)[elements.offset :]
-    else:
-        stored = np.frombuffer(batch.buffers()[2] or b"", dtype)
-    values = torch.empty(int(offsets[-1] - offsets[0]), dtype=torch_equivalent(dtype))
-    values.numpy()[:] = stored[offsets[0] : offsets[-1]]
-    return values.view(torch.uint8), np.diff(offsets) * dtype.itemsize
+    elements, lengths = elements_of(taken.take(arrow.array(back)), field)
+    values = torch.empty(len(elements), dtype=torch_equivalent(field.element_dtype))
+    values.numpy()[:] = elements
+    return values.view(torch.uint8), lengths
+
+
+def _sample_bytes(field: Field, lists: list[np.ndarray]) -> np.ndarray:
+    """Return the bytes of each sample, whose lists have these lengths: int64."""
+    elements = lists[-1] * (field.element_dtype.itemsize * math.prod(field.row_shape))
+    for lengths in lists[-2::-1]:
+        ends = np.append(0, np.cumsum(elements))[np.cumsum(np.append(0, lengths))]
+        elements = np.diff(ends)
+    return elements

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,16 +27,19 @@ class FieldBytes(NamedTuple):
         length_bytes: int64 (B, K), at least 0.
         flat: of each field, by its number, its bytes sample after sample: uint8 of one dimension.
         is_there: bool (B, K), which fields the samples have; None: all.
+        lists: of each field of lists of lists, by its number, the length of each list, from the
+            outermost ones inward: `Field.depth` arrays, int64.
     """
 
     samples: np.ndarray
     length_bytes: np.ndarray
     flat: Mapping[int, torch.Tensor]
     is_there: np.ndarray | None = None
+    lists: Mapping[int, Sequence[np.ndarray]] = MappingProxyType({})
 
     @classmethod
     def joined(cls, parts: Sequence[FieldBytes]) -> FieldBytes:
-        """Return the bytes of all samples of several batches, in order."""
+        """Return the bytes of all samples of several batches without lists of lists, in order."""
         there = [part.is_there for part in parts if part.is_there is not None]
         return cls(
             np.concatenate([part.samples for part in parts]),
@@ -86,7 +90,7 @@ class FieldValues:
         return {
             field.name: self._decoded(read, k, decoded)
             if field.name in self._decode
-            else values_of(field, read.flat[k], read.length_bytes[:, k], self._ragged_as)
+            else values_of(field, read.flat[k], read.length_bytes[:, k], self._ragged_as, read.lists.get(k))
             for k, field in enumerate(self._fields)
         }
 
@@ -146,7 +150,7 @@ class FieldValues:
                         f"{type(values).__name__} of {len(there)} of them: have it return a value for each"
                     )
             else:
-                of_all = values_of(field, read.flat[k], read.length_bytes[:, k], Ragged.as_list)
+                of_all = values_of(field, read.flat[k], read.length_bytes[:, k], Ragged.as_list, read.lists.get(k))
                 values = [of_all[i] for i in there]
             for i, value in zip(there, values, strict=True):
                 samples[i][field.name] = value
@@ -157,7 +161,13 @@ class FieldValues:
         self._threads.close(wait=wait)
 
 
-def values_of(field: Field, flat: torch.Tensor, lengths: np.ndarray, ragged_as: Callable[[Ragged], Any]) -> Any:
+def values_of(
+    field: Field,
+    flat: torch.Tensor,
+    lengths: np.ndarray,
+    ragged_as: Callable[[Ragged], Any],
+    lists: Sequence[np.ndarray] | None = None,
+) -> Any:
     """Return the values of a field, in the form that a batch has them.
 
     Args:
@@ -165,6 +175,7 @@ def values_of(field: Field, flat: torch.Tensor, lengths: np.ndarray, ragged_as: 
         flat: uint8 of one dimension, their bytes as they are stored.
         lengths: int64 (B,), the bytes of each sample.
         ragged_as: the form of values that differ in size.
+        lists: of lists of lists, as `FieldBytes.lists` has them.
     """
     dtype = field.element_dtype
     if dtype.newbyteorder("=") != dtype:
@@ -177,5 +188,7 @@ def values_of(field: Field, flat: torch.Tensor, lengths: np.ndarray, ragged_as: 
     if field.shape is not None:
         return typed.view(len(lengths), *field.shape)
     row_bytes = dtype.itemsize * math.prod(field.row_shape)
-    offsets = torch.from_numpy(np.cumsum([0, *(lengths // row_bytes)]))
-    return ragged_as(Ragged(typed.view(-1, *field.row_shape), offsets))
+    values: Any = typed.view(-1, *field.row_shape)
+    for sizes in reversed(lists or [lengths // row_bytes]):
+        values = Ragged(values, torch.from_numpy(np.cumsum(np.append(0, sizes))))
+    return ragged_as(values)

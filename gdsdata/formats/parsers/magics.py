@@ -21,8 +21,9 @@ ARROW_CONTINUES = 0xFFFFFFFF  # a stream's first four bytes
 SHARDS_INDEX = "index.json"  # of MDS and of LitData
 _MDS_BEGINS = rb'\s*\{\s*"(shards|version)"'
 _LITDATA_BEGINS = rb'\s*\{\s*"(chunks|config)"'
-# Files that `datasets` leaves beside its Arrow files.
-BESIDE_ARROW = ("dataset_info.json", "state.json", "dataset_dict.json")
+DATASET_DICT = "dataset_dict.json"  # of `datasets`: its folder has a folder for each split
+# Files that `datasets` and the Hub leave beside Arrow and Parquet files.
+BESIDE_TABLES = ("dataset_info.json", "state.json", DATASET_DICT, "dataset_infos.json", "README.md", "LICENSE")
 
 
 def is_npy(head: bytes, path: str) -> bool:
@@ -70,9 +71,9 @@ def is_arrow(head: bytes, path: str) -> bool:
     return head.startswith(ARROW) or (path.endswith(".arrow") and head[:4] == ARROW_CONTINUES.to_bytes(4, "little"))
 
 
-def is_beside_arrow(path: str) -> bool:
-    """Return whether it is a file that ``datasets`` leaves beside its Arrow files."""
-    return os.path.basename(path) in BESIDE_ARROW
+def is_beside_tables(path: str) -> bool:
+    """Return whether it is a file that stands beside Arrow or Parquet files and has no rows."""
+    return os.path.basename(path) in BESIDE_TABLES
 
 
 def is_tfrecord(head: bytes, path: str) -> bool:

@@ -1,0 +1,169 @@
+"""The messages of Arrow IPC files and streams: their metadata, which are FlatBuffers."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from gdsdata.formats.columns import arrow_module
+from gdsdata.formats.parsers import magics
+from gdsdata.formats.parsers.damage import damaged
+
+if TYPE_CHECKING:
+    import pyarrow
+
+_STREAM_AT = 8  # in a file: behind the magic, on a multiple of 8
+_FRAME = struct.Struct("<Ii")
+# Schemas of thousands of columns take far less; a length that lies must not become memory.
+_LONGEST_METADATA_BYTES = 2**26
+
+SCHEMA, DICTIONARY, RECORDS = 1, 2, 3  # types of messages
+
+# Exactly so many bytes from an offset.
+Read = Callable[[int, int], bytes]
+
+
+class Table(NamedTuple):
+    """A table of a FlatBuffer: reads beyond its bytes are a struct.error.
+
+    Attributes:
+        data: the whole buffer.
+        at: place of the table in it.
+    """
+
+    data: bytes
+    at: int
+
+    def number(self, code: str, at: int) -> int:
+        """Return the integer of a struct's ``code`` at a place."""
+        if at < 0:
+            raise struct.error("a place before the beginning")
+        return struct.unpack_from(f"<{code}", self.data, at)[0]
+
+    def place(self, member: int) -> int | None:
+        """Return the place of the table's n-th member; None if it has none."""
+        names = self.at - self.number("i", self.at)
+        slot = 4 + 2 * member
+        offset = self.number("H", names + slot) if slot < self.number("H", names) else 0
+        return self.at + offset if offset else None
+
+    def integer(self, member: int, code: str) -> int:
+        place = self.place(member)
+        return 0 if place is None else self.number(code, place)
+
+    def table(self, member: int) -> Table | None:
+        place = self.place(member)
+        return None if place is None else Table(self.data, place + self.number("I", place))
+
+    def int64s(self, member: int, a_row: int) -> np.ndarray:
+        """Return a vector of int64, or of structs of ``a_row`` of them: (n, a_row)."""
+        place = self.place(member)
+        if place is None:
+            return np.empty((0, a_row), np.int64)
+        vector = place + self.number("I", place)
+        count = self.number("I", vector)
+        if vector + 4 + 8 * a_row * count > len(self.data):
+            raise struct.error(f"a vector of {count} does not fit")
+        return np.frombuffer(self.data, "<i8", a_row * count, vector + 4).reshape(-1, a_row)
+
+
+class Message(NamedTuple):
+    """A message at an offset of its file.
+
+    Attributes:
+        at: offset of the message.
+        frame: its metadata, with the frame before them.
+        kind: type of the message.
+        header: in the metadata.
+        body_at, body_bytes: extent of its body in the file.
+    """
+
+    at: int
+    frame: bytes
+    kind: int
+    header: Table
+    body_at: int
+    body_bytes: int
+
+
+def messages(read: Read, size_bytes: int, path: str) -> Iterator[Message]:
+    """Yield the messages of a stream, or of a file, which has the same stream in it."""
+    is_file = size_bytes >= len(magics.ARROW) and read(0, len(magics.ARROW)) == magics.ARROW
+    at = _STREAM_AT if is_file else 0
+    if is_file and read(max(0, size_bytes - len(magics.ARROW)), len(magics.ARROW)) != magics.ARROW:
+        raise damaged(path, 0, size_bytes, "it does not end with the magic of an Arrow file: it was cut short")
+    while True:
+        if at + _FRAME.size > size_bytes:
+            reason = "the file ends without an end mark: it was cut short, or its writer was not closed"
+            raise damaged(path, at, size_bytes - at, reason)
+        prefix = read(at, _FRAME.size)
+        continues, metadata_bytes = _FRAME.unpack(prefix)
+        body_at = at + _FRAME.size + metadata_bytes
+        is_sound = continues == magics.ARROW_CONTINUES and 0 <= metadata_bytes <= _LONGEST_METADATA_BYTES
+        if not is_sound or body_at > size_bytes:
+            raise damaged(path, at, _FRAME.size, f"no message begins here (its metadata would have {metadata_bytes})")
+        if metadata_bytes == 0:
+            break
+        frame = prefix + read(at + _FRAME.size, metadata_bytes)
+        try:
+            message = parsed(frame, at, body_at)
+        except struct.error as error:
+            raise damaged(path, at, len(frame), f"the metadata of a message lie ({error})") from error
+        if not 0 <= message.body_bytes <= size_bytes - body_at:
+            reason = f"a message has {message.body_bytes} bytes by its metadata, and {size_bytes - body_at} are left"
+            raise damaged(path, body_at, size_bytes - body_at, reason)
+        yield message
+        at = body_at + message.body_bytes
+    if not is_file and body_at < size_bytes:
+        raise damaged(path, body_at, size_bytes - body_at, "more follows the stream's end mark")
+
+
+def parsed(frame: bytes, at: int, body_at: int) -> Message:
+    """Return the message of a frame with its metadata.
+
+    Raises:
+        struct.error: the metadata lie.
+    """
+    root = Table(frame, _FRAME.size + struct.unpack_from("<I", frame, _FRAME.size)[0])
+    header = root.table(2)
+    if header is None:
+        raise struct.error("a message without a header")
+    return Message(at, frame, root.integer(1, "B"), header, body_at, root.integer(3, "q"))
+
+
+def schema_of(message: Message, path: str) -> pyarrow.Schema:
+    """Return the schema of a message.
+
+    Raises:
+        CorruptData: it cannot be read.
+        ValueError: its values are big-endian.
+    """
+    arrow, ipc = arrow_module(), arrow_module("pyarrow.ipc")
+    try:
+        schema = ipc.read_schema(arrow.py_buffer(message.frame))
+        is_big_endian = message.header.integer(0, "h") != 0
+    except (arrow.ArrowException, OSError, ValueError, KeyError, struct.error, MemoryError) as error:
+        raise damaged(path, message.at, len(message.frame), f"the schema cannot be read ({error})") from error
+    if is_big_endian:
+        raise ValueError(f"{path} was written with big-endian values: write it again on a little-endian machine")
+    return schema
+
+
+def record_batches(read: Read, size_bytes: int, path: str) -> Iterator[Message]:
+    """Yield the message of the schema, then those of the record batches.
+
+    Raises:
+        CorruptData: metadata lie, or the file ends before its end mark.
+    """
+    has_schema = False
+    for message in messages(read, size_bytes, path):
+        if message.kind == (RECORDS if has_schema else SCHEMA):
+            has_schema = True
+            yield message
+        elif message.kind != DICTIONARY or not has_schema:
+            raise damaged(path, message.at, 0, f"a message of type {message.kind} stands where none belongs")
+    if not has_schema:
+        raise damaged(path, 0, size_bytes, "it has no schema")

@@ -1,0 +1,346 @@
+"""Columns that are decoded, of Arrow and of Parquet: values are pyarrow's, whatever their type."""
+
+import base64
+import datetime
+import decimal
+import json
+import math
+import os
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tables import pa
+
+import gdsdata
+from gdsdata.errors import CorruptData
+from gdsdata.formats import Arrow, Parquet
+from gdsdata.formats.tables import TableIndex
+
+pq = pytest.importorskip("pyarrow.parquet")
+
+EXAMPLES = int(os.environ.get("GDSDATA_EXAMPLES", "15"))  # more find more
+
+FORMATS = {".arrow": Arrow, ".parquet": Parquet}
+
+
+def write(path, table, rows_a_batch=3, file_format=False, **options):
+    """Write a table as the path's ending says."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".parquet":
+        pq.write_table(table, path, row_group_size=rows_a_batch)
+        return path
+    new = pa.ipc.new_file if file_format else pa.ipc.new_stream
+    with new(str(path), table.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
+        writer.write_table(table, max_chunksize=rows_a_batch)
+    return path
+
+
+def as_python(value):
+    if isinstance(value, gdsdata.Ragged):
+        value = value.as_list()
+    return [as_python(one) for one in value] if isinstance(value, list) else value.tolist()
+
+
+def read(path, format=None, batch_size=4, **fields):
+    """Return the values of each column, in the order of the file."""
+    data = gdsdata.GDSDataset(path, batch_size, format, shuffle=False, device="cpu", fields=gdsdata.Fields(**fields))
+    rows = {}
+    for batch in data:
+        for name, values in batch.items():
+            rows.setdefault(name, []).extend(values if isinstance(values, list) else as_python(values))
+    return rows
+
+
+# ------------------------------------------------------------------------------------------------------ drawn tables
+
+NUMBERS = {
+    pa.bool_(): st.booleans(),
+    pa.int8(): st.integers(-128, 127),
+    pa.uint16(): st.integers(0, 2**16 - 1),
+    pa.int64(): st.integers(-(2**63), 2**63 - 1),
+    pa.float32(): st.floats(width=32, allow_nan=False),
+    pa.float64(): st.floats(allow_nan=False),
+    pa.decimal128(7, 2): st.integers(-(10**6), 10**6).map(lambda cents: decimal.Decimal(cents) / 100),
+    pa.date32(): st.integers(0, 10**5).map(lambda day: datetime.date(1970, 1, 1) + datetime.timedelta(day)),
+    pa.timestamp("ms"): st.integers(0, 10**12),
+    pa.duration("s"): st.integers(-(10**6), 10**6),
+}
+TEXTS = {kind: st.text(st.characters(codec="utf-8"), max_size=20) for kind in (pa.string(), pa.large_string())}
+BYTES = {kind: st.binary(max_size=20) for kind in (pa.binary(), pa.large_binary())}
+VIEWS = {pa.string_view(): TEXTS[pa.string()], pa.binary_view(): BYTES[pa.binary()]}
+
+
+def lists_of(kinds, size=None):
+    """Draw a type of lists of what ``kinds`` draws, and what draws its values."""
+
+    def of(drawn):
+        kind, value = drawn
+        if size is not None:
+            return pa.list_(kind, size), st.lists(value, min_size=size, max_size=size)
+        return st.sampled_from([pa.list_(kind), pa.large_list(kind)]).map(
+            lambda one: (one, st.lists(value, max_size=3))
+        )
+
+    return kinds.flatmap(lambda drawn: of(drawn) if size is None else st.just(of(drawn)))
+
+
+def sometimes_null(kinds):
+    return kinds.map(lambda drawn: (drawn[0], st.none() | drawn[1]))
+
+
+def structs_of(kinds):
+    def of(members):
+        kind = pa.struct([(f"m{i}", one) for i, (one, _) in enumerate(members)])
+        return kind, st.fixed_dictionaries({f"m{i}": value for i, (_, value) in enumerate(members)})
+
+    return st.lists(kinds, min_size=1, max_size=2).map(of)
+
+
+numbers = st.sampled_from(list(NUMBERS.items()))
+leaves = st.sampled_from(list({**NUMBERS, **TEXTS, **BYTES}.items()))
+nested_numbers = lists_of(sometimes_null(lists_of(numbers))) | lists_of(lists_of(numbers, 2))
+anything = sometimes_null(st.recursive(leaves, lambda inner: structs_of(inner) | lists_of(inner), max_leaves=4))
+nested = lists_of(sometimes_null(st.sampled_from(list(TEXTS.items())) | structs_of(anything)))
+columns = (
+    numbers
+    | lists_of(numbers, 2)
+    | sometimes_null(lists_of(numbers))
+    | sometimes_null(nested_numbers)
+    | sometimes_null(st.sampled_from(list({**TEXTS, **BYTES}.items())))
+    | sometimes_null(nested)
+)
+
+
+@st.composite
+def tables(draw, kinds=columns):
+    rows, drawn = draw(st.integers(1, 9)), draw(st.lists(kinds, min_size=1, max_size=3))
+    made = {}
+    for i, (kind, value) in enumerate(drawn):
+        made[f"c{i}"] = pa.array([draw(value) for _ in range(rows + 1)], kind)
+    return pa.table(made).slice(1)
+
+
+def is_text(kind):
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+
+
+def is_ragged(kind):
+    """Return whether a column of this type is numbers, or lists of them."""
+    while hasattr(kind, "value_type"):
+        kind = kind.value_type
+        if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+            return True
+    return not is_text(kind) and not pa.types.is_nested(kind)
+
+
+def number_of(kind, value):
+    """Return a number as tensors and JSON have it."""
+    if isinstance(value, decimal.Decimal):
+        return float(value)
+    if pa.types.is_temporal(kind):
+        width = pa.int32() if kind.bit_width == 32 else pa.int64()
+        return pa.array([value], kind).cast(width)[0].as_py()
+    return value
+
+
+def ragged_of(kind, value):
+    """Return what a batch has of a value of numbers, bytes or texts."""
+    if isinstance(value, str):
+        return list(value.encode())
+    if value is None or isinstance(value, bytes):
+        return list(value or b"")
+    return [ragged_of(kind.value_type, one) for one in value] if isinstance(value, list) else number_of(kind, value)
+
+
+def json_of(kind, value):
+    """Return what the JSON of a value says."""
+    if isinstance(value, dict):
+        return {name: json_of(kind.field(name).type, one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [json_of(kind.value_type, one) for one in value]
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    return None if value is None else number_of(kind, value)
+
+
+def check_values(path, table, **arguments):
+    is_json = [not is_ragged(column.type) and not is_text(column.type) for column in table.columns]
+    names = [name for name, decoded in zip(table.column_names, is_json, strict=True) if decoded]
+    found = read(path, decode=dict.fromkeys(names, "json"), **arguments)
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        form = json_of if name in names else ragged_of
+        assert found[name] == [form(column.type, value) for value in column.to_pylist()], (name, column.type)
+
+
+class TestValues:
+    @pytest.mark.parametrize("suffix", FORMATS)
+    @given(table=tables(), rows_a_batch=st.integers(1, 5), file_format=st.booleans())
+    @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+    def test_are_pyarrows(self, tmp_path_factory, suffix, table, rows_a_batch, file_format):
+        folder = tmp_path_factory.mktemp("t")
+        check_values(write(folder / f"a{suffix}", table, rows_a_batch, file_format), table)
+
+    @given(table=tables(columns | st.sampled_from(list(VIEWS.items()))), codec=st.sampled_from([None, "lz4", "zstd"]))
+    @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+    def test_of_views_and_of_compressed_batches_are_pyarrows(self, tmp_path_factory, table, codec):
+        path = write(tmp_path_factory.mktemp("t") / "a.arrow", table, compression=codec)
+        check_values(path, table)
+
+    @pytest.mark.parametrize("suffix", FORMATS)
+    @given(table=tables(sometimes_null(numbers | lists_of(sometimes_null(numbers)))), fill=st.sampled_from([0, 1]))
+    @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+    def test_take_the_place_of_nulls_where_that_is_asked_for(self, tmp_path_factory, suffix, table, fill):
+        def filled(kind, value, fill=fill):
+            if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+                return [filled(kind.value_type, one) for one in value or []]
+            return fill if value is None else ragged_of(kind, value)
+
+        path = write(tmp_path_factory.mktemp("t") / f"a{suffix}", table)
+        found = read(path, FORMATS[suffix](fill_null=fill))
+        for name, column in zip(table.column_names, table.columns, strict=True):
+            assert found[name] == [filled(column.type, value) for value in column.to_pylist()]
+
+
+@pytest.fixture(params=FORMATS)
+def suffix(request):
+    return request.param
+
+
+class TestForms:
+    def test_of_lists_of_lists_are_ragged_within_ragged(self, tmp_path, suffix):
+        table = pa.table({"x": pa.array([[[1, 2], []], [], [[3]]], pa.list_(pa.list_(pa.int32())))})
+        (batch,) = gdsdata.GDSDataset(write(tmp_path / f"a{suffix}", table), 3, shuffle=False, device="cpu")
+        assert batch["x"].offsets.tolist() == [0, 2, 2, 3]
+        assert batch["x"].values.offsets.tolist() == [0, 2, 2, 3]
+        assert batch["x"].values.values.dtype == torch.int32 and batch["x"].values.values.tolist() == [1, 2, 3]
+
+    def test_of_lists_of_lists_follow_ragged(self, tmp_path, suffix):
+        path = write(tmp_path / f"a{suffix}", pa.table({"x": [[[1, 2], []], [], [[3]]]}))
+        of = {
+            ragged: next(
+                iter(gdsdata.GDSDataset(path, 3, shuffle=False, device="cpu", fields=gdsdata.Fields(ragged=ragged)))
+            )["x"]
+            for ragged in ("padded", "list")
+        }
+        assert of["padded"].tolist() == [[[1, 2], [0, 0]], [[0, 0], [0, 0]], [[3, 0], [0, 0]]]
+        assert as_python(of["list"]) == [[[1, 2], []], [], [[3]]]
+        with pytest.raises(ValueError, match='one dimension that varies.*"flat", "padded" or "list"'):
+            list(gdsdata.GDSDataset(path, 3, device="cpu", fields=gdsdata.Fields(ragged="nested")))
+
+    def test_of_boxes_are_rows_of_four(self, tmp_path, suffix):
+        boxes = pa.array([[[1, 2, 3, 4]], [], [[5, 6, 7, 8]] * 2], pa.list_(pa.list_(pa.float32(), 4)))
+        (batch,) = gdsdata.GDSDataset(
+            write(tmp_path / f"a{suffix}", pa.table({"x": boxes})), 3, shuffle=False, device="cpu"
+        )
+        assert batch["x"].values.shape == (3, 4) and batch["x"].offsets.tolist() == [0, 1, 1, 3]
+
+    def test_of_chats_are_json(self, tmp_path, suffix):
+        chats = [[{"role": "user", "content": "é"}, {"role": "assistant", "content": None}], [], None]
+        path = write(tmp_path / f"a{suffix}", pa.table({"messages": chats}))
+        assert read(path, decode={"messages": "json"})["messages"] == chats
+        assert bytes(read(path)["messages"][1]) == b"[]"
+
+    def test_of_a_map_are_pairs(self, tmp_path, suffix):
+        maps = pa.array([[("a", 1), ("b", None)], None, []], pa.map_(pa.string(), pa.int8()))
+        path = write(tmp_path / f"a{suffix}", pa.table({"x": pa.concat_arrays([maps, maps]).slice(1)}))
+        assert read(path, decode={"x": "json"})["x"] == [None, [], [["a", 1], ["b", None]], None, []]
+
+    def test_of_a_column_of_nulls_are_empty(self, tmp_path, suffix):
+        assert read(write(tmp_path / f"a{suffix}", pa.table({"x": pa.nulls(3)})))["x"] == [[], [], []]
+
+    def test_of_members_of_structs_are_decoded_too(self, tmp_path, suffix):
+        column = pa.array([{"a": True, "b": [["x"]], "c": 1}, {"a": False, "b": None, "c": 2}])
+        found = read(write(tmp_path / f"a{suffix}", pa.table({"s": column})), decode={"s.b": "json"})
+        assert found == {"s.a": [True, False], "s.b": [[["x"]], None], "s.c": [1, 2]}
+
+    def test_come_to_collate_as_lists(self, tmp_path, suffix):
+        path = write(tmp_path / f"a{suffix}", pa.table({"x": [[[1], [2, 3]], []], "b": [True, False]}))
+        data = gdsdata.GDSDataset(path, 2, shuffle=False, device="cpu", fields=gdsdata.Fields(collate=list))
+        assert [as_python(sample["x"]) for batch in data for sample in batch] == [[[1], [2, 3]], []]
+
+    def test_of_fixed_arrays_of_datasets_have_their_shape(self, tmp_path, suffix):
+        values = np.arange(24, dtype=np.float32).reshape(4, 2, 3)
+        name = b"datasets.features.features.Array2DExtensionType"
+
+        def column(shape):
+            said = {b"ARROW:extension:name": name, b"ARROW:extension:metadata": json.dumps([shape, "float32"]).encode()}
+            return pa.field(f"of{shape[0]}", pa.list_(pa.list_(pa.float32())), metadata=said)
+
+        stored = pa.array(values.tolist(), pa.list_(pa.list_(pa.float32())))
+        table = pa.table([stored, stored], schema=pa.schema([column([2, 3]), column([None, 3])]))
+        (batch,) = gdsdata.GDSDataset(write(tmp_path / f"a{suffix}", table), 4, shuffle=False, device="cpu")
+        assert torch.equal(batch["of2"], torch.from_numpy(values))
+        assert torch.equal(batch["ofNone"].values, torch.from_numpy(values).view(8, 3))
+        table = pa.table([stored], schema=pa.schema([column([3, 3])]))
+        with pytest.raises(ValueError, match="column 'of3' has arrays of another shape") as caught:
+            read(write(tmp_path / f"b{suffix}", table))
+        assert not isinstance(caught.value, CorruptData)
+
+    def test_are_the_same_in_files_whose_structs_have_other_members(self, tmp_path, suffix):
+        write(tmp_path / f"a{suffix}", pa.table({"x": [[{"a": 1}]]}))
+        write(tmp_path / f"b{suffix}", pa.table({"x": [[{"a": 2, "b": "c"}]]}))
+        assert read(tmp_path, decode={"x": "json"})["x"] == [[{"a": 1}], [{"a": 2, "b": "c"}]]
+
+
+class TestNulls:
+    def test_among_numbers_are_refused_with_the_option_that_fills_them(self, tmp_path, suffix):
+        path = write(tmp_path / f"a{suffix}", pa.table({"x": [1, None]}))
+        with pytest.raises(ValueError, match=r"column 'x' has nulls.*fill_null=\{'x': -100\}"):
+            read(path)
+
+    def test_are_filled_by_column(self, tmp_path, suffix):
+        table = pa.table({"x": [1, None], "f": [None, 2.5], "box": pa.array([[1, None], None], pa.list_(pa.int8(), 2))})
+        path = write(tmp_path / f"a{suffix}", table)
+        found = read(path, FORMATS[suffix](fill_null={"x": -100, "f": math.nan, "box": 7}))
+        assert found["x"] == [1, -100] and found["f"][1] == 2.5 and math.isnan(found["f"][0])
+        assert found["box"] == [[1, 7], [7, 7]]
+        with pytest.raises(ValueError, match="column 'f' has nulls"):
+            read(path, FORMATS[suffix](fill_null={"x": -100, "box": 7}))
+
+    def test_are_not_filled_by_what_a_dtype_has_no_value_for(self, tmp_path, suffix):
+        path = write(tmp_path / f"a{suffix}", pa.table({"x": pa.array([1, None], pa.uint8()), "y": [1, 2]}))
+        kind = FORMATS[suffix]
+        with pytest.raises(ValueError, match="fill_null has -100 for column 'x', which uint8 has no value for"):
+            kind(fill_null={"x": -100}).index([str(path)])
+        with pytest.raises(ValueError, match="column 'x' has nulls"):
+            read(path, kind(fill_null=-100))
+        assert read(path, kind(("y",), fill_null=-100)) == {"y": [1, 2]}
+        with pytest.raises(ValueError, match="no column 'z', which fill_null names"):
+            kind(fill_null={"z": 0}).index([str(path)])
+        for wrong in ("0", {"x": "0"}, {0: 0}):
+            with pytest.raises(ValueError, match="it is a number, or a mapping"):
+                kind(fill_null=wrong)
+
+    def test_options_can_be_compared_hashed_and_repeated(self, suffix):
+        kind = FORMATS[suffix]
+        assert kind(fill_null={"x": 1}) == kind(fill_null={"x": 1}) and hash(kind(fill_null={"x": 1}))
+        assert eval(repr(kind(fill_null={"x": 1})), {kind.__name__: kind}) == kind(fill_null={"x": 1})
+
+
+def test_only_buffers_of_wanted_columns_are_read(tmp_path):
+    table = pa.table({"big": [b"x" * 10**5] * 9, "flag": [True] * 9})
+    path = write(tmp_path / "a.arrow", table)
+    data = gdsdata.GDSDataset(path, 3, Arrow(("flag",)), device="cpu")
+    assert [batch["flag"].tolist() for batch in data] == [[True] * 3] * 3
+    assert sum(data.stats()["bytes"].values()) < 4000
+
+
+def test_rows_that_lie_in_place_are_not_decoded(tmp_path):
+    path = str(write(tmp_path / "a.arrow", pa.table({"x": [1], "flag": [True]})))
+    assert isinstance(Arrow().index([path]), TableIndex)
+    assert not isinstance(Arrow(("x",)).index([path]), TableIndex)
+
+
+def test_a_kept_index_of_record_batches_reads_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr("gdsdata.data.indexing.WORTH_S", 0)
+    monkeypatch.setattr("gdsdata.formats.kept_index.SETTLED_NS", 0)
+    path = write(tmp_path / "d" / "a.arrow", pa.table({"x": [[[1], [2, 3]], [], [[4]]], "y": [None, True, False]}))
+    reading = gdsdata.Reading(index_cache=tmp_path / "kept")
+    for _ in range(2):
+        data = gdsdata.GDSDataset(path, 3, Arrow(fill_null={"y": 1}), shuffle=False, device="cpu", reading=reading)
+        (batch,) = data
+        assert as_python(batch["x"]) == [[[1], [2, 3]], [], [[4]]] and batch["y"].tolist() == [True, True, False]
+    assert list((tmp_path / "kept").glob("*.gdsdata-index"))
