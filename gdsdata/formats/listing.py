@@ -46,7 +46,8 @@ def listing_of(source: Source) -> Listing:
     Args:
         source: a file; a directory (its own files, without hidden ones); a glob, where ``**``
             crosses directories; or a sequence of these. Each may be a URL. A prefix that ends in a
-            slash is a directory of objects.
+            slash is a directory of objects. Braces mean several names, as in
+            ``train-{0000..0146}.tar`` or ``{train,val}/*.tar``.
 
     Raises:
         FileNotFoundError: one of them means no file.
@@ -81,12 +82,16 @@ def _files_of_urls(sources: list[str]) -> dict[str, list[str]]:
 
 
 def sources_of(source: Source) -> list[str]:
-    """Return the sources by themselves, as strings; ``file://`` URLs as paths.
+    """Return the sources by themselves, as strings, without braces; ``file://`` URLs as paths.
 
     Raises:
-        ValueError: a ``file://`` URL of another host.
+        ValueError: a ``file://`` URL of another host, or braces that mean too many names.
     """
     sources = [os.fspath(one) for one in ([source] if isinstance(source, (str, os.PathLike)) else source)]
+    if any("{" in one for one in sources):
+        from gdsdata.formats.braces import expanded
+
+        sources = [name for one in sources for name in expanded(one)]
     if not any("://" in one for one in sources):
         return sources
     from gdsdata.storage.location import local_path

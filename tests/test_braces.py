@@ -1,0 +1,66 @@
+"""Braces in sources mean what they mean to bash."""
+
+import shutil
+import subprocess
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import gdsdata
+from gdsdata.formats.braces import expanded
+from gdsdata.formats.listing import listing_of
+
+numbers = st.one_of(st.integers(-12, 12).map(str), st.integers(0, 12).map("{:03}".format))
+ranges = st.tuples(numbers, numbers, st.sampled_from(["", "..1", "..7", "..-3"])).map(
+    lambda it: f"{{{it[0]}..{it[1]}{it[2]}}}"
+)
+letters = st.tuples(st.sampled_from("adz"), st.sampled_from("acx")).map(lambda it: f"{{{it[0]}..{it[1]}}}")
+words = st.sampled_from(["", "a", "b-", ".tar", "x/", "{z}", "{}"])
+parts = st.recursive(
+    ranges | letters | words,
+    lambda inner: st.lists(st.lists(inner, max_size=2).map("".join), min_size=2, max_size=3).map(
+        lambda choices: "{" + ",".join(choices) + "}"
+    ),
+    max_leaves=4,
+)
+sources = st.lists(st.lists(parts, min_size=1, max_size=2).map(lambda it: f"n{''.join(it)}"), min_size=9, max_size=9)
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+@given(sources)
+@settings(max_examples=8, deadline=None)
+def test_names_are_those_that_bash_makes(sources):
+    program = "\n".join(f"printf '%s\\n' {source}; echo" for source in sources)
+    said = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True).stdout
+    for source, names in zip(sources, said.split("\n\n"), strict=False):
+        assert set(expanded(source)) == set(names.split("\n")), source
+
+
+def test_a_source_with_braces_means_all_of_its_files(tmp_path):
+    for name in ("t-0008", "t-0009", "t-0010", "t-0011", "v-0008"):
+        (tmp_path / name).write_bytes(bytes(8))
+    found = [path[-6:] for path in listing_of(f"{tmp_path}/t-{{0009..0011}}").paths]
+    assert found == ["t-0009", "t-0010", "t-0011"]
+    assert len(listing_of(f"{tmp_path}/{{t,v}}-*8").paths) == 2
+    data = gdsdata.GDSDataset(f"{tmp_path}/{{t,v}}-0008", 2, gdsdata.formats.Records("u1", (8,)), device="cpu")
+    assert len(data) == 1
+    with pytest.raises(FileNotFoundError, match="t-0012 .* is no file"):
+        listing_of(f"{tmp_path}/t-{{0011..0012}}")
+
+
+def test_files_and_folders_whose_names_have_braces_are_meant(tmp_path):
+    folder = tmp_path / "{a,b}"
+    folder.mkdir()
+    (folder / "{1..2}").touch()
+    for source in (folder, folder / "{1..2}", folder / "*"):
+        assert listing_of(source).paths == [str(folder / "{1..2}")]
+
+
+def test_braces_that_mean_too_many_names_are_refused():
+    with pytest.raises(ValueError, match="means more than 1000000 names"):
+        expanded("a-{0..9999999999}.tar")
+
+
+def test_urls_have_braces_too():
+    assert expanded("s3://b/t-{0..1}.tar") == ["s3://b/t-0.tar", "s3://b/t-1.tar"]
