@@ -239,7 +239,10 @@ _TAR_TOKENS = (
 
 def read_tar(folder: Path) -> None:
     paths = [str(folder / "x.tar")]
-    each(lambda wanted=wanted: check(Tar(wanted, index_cache=None).index(paths)) for wanted in (None, ("x", "y")))
+    each(
+        lambda wanted=wanted: check(Tar(wanted, index_cache=None).index(paths))
+        for wanted in (None, ("x", "y"), ("__key__",))
+    )
 
 
 TAR = Target(

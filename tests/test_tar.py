@@ -17,7 +17,7 @@ from helpers import drop_cache, random_bytes, resident_pages, warm_cache
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gdsdata import GDSDataset
+from gdsdata import Fields, GDSDataset
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.formats import tar
 from gdsdata.formats.fields import FieldIndex
@@ -209,6 +209,23 @@ class TestSamples:
         with pytest.raises(ValueError, match="fields names extensions, each once"):
             Tar(fields)
 
+    @every_format
+    def test_the_key_is_a_field_that_is_asked_for(self, tmp_path, kind):
+        members = [("a/0001.jpg", b"x"), ("a/0001.cls", b"1"), ("é2.jpg", b"y"), ("e" * 150 + ".jpg", b"z")]
+        path = shard(tmp_path / "a.tar", members[: 2 if kind == "ustar" else 4], kind)
+        assert "__key__" not in index(path).field_names
+        data = GDSDataset(
+            path, 4, Tar(("__key__", "jpg")), shuffle=False, device="cpu", fields=Fields(decode={"__key__": "txt"})
+        )
+        keys = [key for batch in data for key in batch["__key__"]]
+        assert keys == (["a/0001"] if kind == "ustar" else ["a/0001", "é2", "e" * 150])
+
+    def test_a_key_in_two_parts_of_a_header_is_refused_with_the_way_out(self, tmp_path):
+        path = shard(tmp_path / "a.tar", [("d" * 90 + "/" + "n" * 20 + ".x", b"")], "ustar")
+        assert len(index(path)) == 1
+        with pytest.raises(ValueError, match="two parts of its tar header.*pax or GNU"):
+            index(path, fields=("__key__", "x"))
+
     def test_equal_formats_are_equal_and_a_list_does_for_fields(self):
         assert hash(Tar(["jpg"])) == hash(Tar(("jpg",))) and Tar(["jpg"]) == Tar(("jpg",))
 
@@ -223,6 +240,26 @@ NAMES = st.text(st.sampled_from("ab./_é"), min_size=1, max_size=12).filter(
     lambda name: name.strip("/") and ".." not in name.split("/") and not name.endswith("/")
 )
 KINDS = st.sampled_from([tarfile.REGTYPE] * 6 + [tarfile.AREGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.CONTTYPE])
+
+
+def check_keys(content: bytes) -> None:
+    """Check each sample's key by the name that tarfile has of its first member."""
+    with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+        names = {one.offset_data: one.name.encode("utf8", "surrogateescape") for one in archive if one.isreg()}
+    try:
+        found = read_members(lambda length, at: content[at : at + length], len(content), "a.tar", with_keys=True)
+    except ValueError as error:
+        assert "two parts of its tar header" in str(error) and any(len(name) > 100 for name in names.values())
+        return
+    keys, firsts = {}, {}
+    for sample, extension, begin, length in zip(*(column.tolist() for column in found[1:]), strict=True):
+        if found.extensions[extension] == "__key__":
+            keys[sample] = content[begin : begin + length]
+        else:
+            firsts.setdefault(sample, names[begin])
+    for sample, name in firsts.items():
+        folder, slash, base = name.rpartition(b"/")
+        assert keys[sample] == folder + slash + base.partition(b".")[0]
 
 
 class TestFormats:
@@ -254,6 +291,7 @@ class TestFormats:
         for sample, extension, begin, length in zip(*(column.tolist() for column in found[1:]), strict=True):
             got[sample][found.extensions[extension]] = content[begin : begin + length]
         assert got == expected
+        check_keys(content)
 
     @pytest.mark.parametrize(
         ("kind", "length"),

@@ -17,7 +17,7 @@ from gdsdata.formats import tar_index
 from gdsdata.formats.extents import ExtentsBuilder
 from gdsdata.formats.fields import Field, FieldIndex
 from gdsdata.formats.index import first_samples
-from gdsdata.formats.parsers.tar_members import Members, read_members
+from gdsdata.formats.parsers.tar_members import KEY, Members, read_members
 from gdsdata.formats.tar_reading import HeaderReader
 from gdsdata.storage.opened import of_each, open_file
 
@@ -41,7 +41,8 @@ class Tar:
 
     Args:
         fields: the extensions that are wanted; others are passed over. None: all that the first 100
-            samples have.
+            samples have. ``"__key__"`` is the sample's key, UTF-8: have it as text with
+            ``gdsdata.Fields(decode={"__key__": "txt"})``.
         index_cache: where the index of each file is kept for the next time. ``"user"``: in
             ``~/.cache/gdsdata/tar`` (``XDG_CACHE_HOME`` moves it); ``"beside"``: in a hidden file
             beside the data; else in the folder of this path; None: nowhere.
@@ -70,14 +71,18 @@ class Tar:
             CorruptData: a header is damaged or lies, a file was cut short, members follow zeros
                 that end a tar, a name has a part "..", or a sample has a field twice.
             ValueError: a compressed file, a sparse member, no samples, a field that no sample has,
-                or (``fields=None``) more fields than samples have.
+                (``fields=None``) more fields than samples have, or keys are wanted and a ustar
+                header has a name in two parts.
             FileNotFoundError, IoError: a file is not available.
         """
         paths = self.data_files(paths)
         size_bytes, mtime_ns = np.empty(len(paths), np.int64), np.empty(len(paths), np.int64)
         names, counts, builder = self.fields, [], ExtentsBuilder()
         extensions: dict[str, None] = {}  # that some sample has, for the error
-        found = of_each(partial(_members_of, index_cache=self.index_cache), paths)
+        with_keys = self.fields is not None and KEY in self.fields
+        # A kept index has no keys.
+        index_cache = None if with_keys else self.index_cache
+        found = of_each(partial(_members_of, index_cache=index_cache, with_keys=with_keys), paths)
         for i, (path, (members, size, mtime)) in enumerate(zip(paths, found, strict=True)):
             size_bytes[i], mtime_ns[i] = size, mtime
             counts.append(members.samples)
@@ -141,14 +146,14 @@ def field_table(members: Members, names: tuple[str, ...]) -> tuple[np.ndarray, n
     return begin_bytes, length_bytes
 
 
-def _members_of(path: str, index_cache: str | None) -> tuple[Members, int, int]:
+def _members_of(path: str, index_cache: str | None, with_keys: bool) -> tuple[Members, int, int]:
     """Return the members of a file, its size in bytes and its last modification in ns."""
     with open_file(path, at_random=True) as file:  # what is read ahead is HeaderReader's business
         said = file.size_bytes, file.mtime_ns
         kept_at = tar_index.place_of(path, index_cache)
         members = tar_index.kept_members(kept_at, *said)
         if members is None:
-            members = read_members(HeaderReader(file).read, file.size_bytes, path)
+            members = read_members(HeaderReader(file).read, file.size_bytes, path, with_keys)
             if file.has_changed():
                 message = f"{path} changed while it was indexed: index it when it is complete"
                 raise CorruptData(message, path, 0, file.size_bytes)

@@ -33,6 +33,9 @@ WINDOW_BYTES = 4096
 _LOOKED_AT_BYTES = 2**17
 
 _KIND_AT = 156
+_MAGIC, _PREFIX_AT = slice(257, 263), 345
+# The field whose value is the sample's key.
+KEY = "__key__"
 _REGULAR = b"0\0007"
 _OLD_REGULAR = 0
 _EXTENDED = _PAX, _PAX_GLOBAL, _LONG_NAME, _LONG_LINK = b"xgLK"
@@ -56,6 +59,7 @@ _COMPRESSED = {
     b"\x28\xb5\x2f\xfd": "zstd",
     b"\x04\x22\x4d\x18": "lz4",
 }
+_UNPACKED_BY = {"gzip": "gunzip", "bzip2": "bunzip2", "xz": "unxz", "zstd": "unzstd", "lz4": "unlz4"}
 
 
 class Members(NamedTuple):
@@ -81,8 +85,14 @@ class Members(NamedTuple):
         return int(self.sample[-1]) + 1 if len(self.sample) else 0
 
 
-def read_members(read: Read, size_bytes: int, path: str) -> Members:
+def read_members(read: Read, size_bytes: int, path: str, with_keys: bool = False) -> Members:
     """Follow the headers of a tar of ``size_bytes`` and group its members.
+
+    Args:
+        read: gives the file's bytes.
+        size_bytes: of the file.
+        path: named in errors.
+        with_keys: samples have the member `KEY` too, whose payload is their key in a header.
 
     Raises:
         CorruptData, ValueError: as `Tar.index`.
@@ -91,7 +101,7 @@ def read_members(read: Read, size_bytes: int, path: str) -> Members:
     ids: dict[bytes, int] = {}  # the same, of extensions as they are written
     columns = sample, extension, begin_bytes, length_bytes = array("q"), array("q"), array("q"), array("q")
     key, current = None, -1
-    for name, begin, length in _regular_members(read, size_bytes, path):
+    for name, begin, length, name_at in _regular_members(read, size_bytes, path):
         base = name.rfind(b"/") + 1
         dot = name.find(b".", base)
         if dot <= base or (name.startswith(b"__") and _METADATA.match(name)):
@@ -99,6 +109,13 @@ def read_members(read: Read, size_bytes: int, path: str) -> Members:
         if name[:dot] != key:
             key = name[:dot]
             current += 1
+            if with_keys:
+                if name_at < 0:
+                    raise _divided(path, name)
+                sample.append(current)
+                extension.append(extensions.setdefault(KEY, len(extensions)))
+                begin_bytes.append(name_at)
+                length_bytes.append(dot)
         written = name[dot + 1 :]
         if written not in ids:
             ids[written] = extensions.setdefault(written.decode("utf8", "surrogateescape").lower(), len(extensions))
@@ -127,14 +144,18 @@ def _refuse_duplicates(members: Members, path: str) -> None:
 # ------------------------------------------------------------------------------------- from bytes to members: pure
 
 
-def _regular_members(read: Read, size_bytes: int, path: str) -> Iterator[tuple[bytes, int, int]]:
-    """Yield name, payload offset and payload length (bytes) of each regular file."""
+def _regular_members(read: Read, size_bytes: int, path: str) -> Iterator[tuple[bytes, int, int, int]]:
+    """Yield name, payload offset, payload length (bytes) and name's offset of each regular file.
+
+    The last one is -1 if the name does not lie in one piece.
+    """
     offset = 0
     # A few KiB of the file: a small member and the headers around it come with one read.
     window, window_begin = b"", 0
     # Records of extended headers: for the next member, and for all that follow.
     own: dict[bytes, bytes] = {}
     common: dict[bytes, bytes] = {}
+    own_at = common_at = -1  # offset of the path in them
     while True:
         at = offset - window_begin
         record = window[at : at + RECORD_BYTES]
@@ -162,13 +183,22 @@ def _regular_members(read: Read, size_bytes: int, path: str) -> Iterator[tuple[b
             if len(payload) < length:
                 payload = read(length, begin)
             if kind == _LONG_NAME:
-                own[b"path"] = payload.partition(b"\0")[0]
+                own[b"path"], own_at = payload.partition(b"\0")[0], begin
             elif kind != _LONG_LINK and _PAX_MATTERS.search(payload):
-                (own if kind == _PAX else common).update(_pax_records(payload, path, offset))
+                records = _pax_records(payload, path, offset)
+                (own if kind == _PAX else common).update(records)
+                if b"path" in records:
+                    path_at = begin + payload.rfind(b" path=" + records[b"path"] + b"\n") + len(b" path=")
+                    own_at, common_at = (path_at, common_at) if kind == _PAX else (own_at, path_at)
         elif kind in _REFUSED:
             raise _refused(path, offset, kind)
         else:
+            name_at = -1 if record[_PREFIX_AT] and record[_MAGIC] == _POSIX_MAGIC else offset
             if own or common:
+                if b"path" in own:
+                    name_at = own_at if own[b"path"] else name_at  # an empty value takes back what was said before
+                elif common.get(b"path"):
+                    name_at = common_at
                 name, length = _overridden(name, length, {**common, **own}, path, offset)
                 own = {}
             if kind in _WITHOUT_PAYLOAD or (kind == _OLD_REGULAR and name.endswith(b"/")):  # a folder of before POSIX
@@ -179,7 +209,7 @@ def _regular_members(read: Read, size_bytes: int, path: str) -> Iterator[tuple[b
             if kind in _REGULAR:
                 if b".." in name and b".." in name.split(b"/"):
                     raise _corrupt(path, offset, f"the name {_shown(name)} leads out of its folder")
-                yield name, begin, length
+                yield name, begin, length, name_at
         offset = begin + length + -length % RECORD_BYTES
     if own:
         raise _corrupt(path, offset, "the tar ends where the member of an extended header should be")
@@ -303,7 +333,8 @@ def _no_header(path: str, offset: int, header: bytes, reason: str) -> Exception:
     compression = next((name for magic, name in _COMPRESSED.items() if header.startswith(magic)), None)
     if offset == 0 and compression:
         return ValueError(
-            f"{path} is compressed ({compression}), so that no sample's bytes lie in it as they are: decompress it once"
+            f"{path} is compressed ({compression}), so that no sample's bytes lie in it as they are: decompress it "
+            f"once, as with {_UNPACKED_BY[compression]} FILE"
         )
     return _corrupt(path, offset, reason)
 
@@ -311,6 +342,13 @@ def _no_header(path: str, offset: int, header: bytes, reason: str) -> Exception:
 def _corrupt(path: str, offset: int, reason: str) -> CorruptData:
     message = f"{path}: its tar header at offset {offset} is damaged: {reason}; write the file again"
     return CorruptData(message, path, offset, RECORD_BYTES)
+
+
+def _divided(path: str, name: bytes) -> ValueError:
+    return ValueError(
+        f"{path}: the name {_shown(name)} stands in two parts of its tar header, so that its key cannot be read as it "
+        f"is: write the file with pax or GNU headers, as webdataset does, or leave {KEY!r} out of fields"
+    )
 
 
 def _refused(path: str, offset: int, kind: int) -> ValueError:
