@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import tables
 import test_formats
 import test_litdata
+import test_litdata_frames
 import test_mds
 import test_megatron
 import test_tar
@@ -54,6 +55,7 @@ from gdsdata.formats import (
     fields,
     json_rows,
     litdata,
+    litdata_frames,
     mds,
     megatron,
     npy,
@@ -692,10 +694,18 @@ PARQUET = Target(
     tokens=(b"PAR1", b"PARE"),
 )
 
+LITDATA_FRAMES = Target(
+    "litdata-frames",
+    (litdata, litdata_frames, unpacking),
+    [test_litdata_frames.write_framed],
+    lambda folder: check(LitData(unpacked="beside").index([str(folder / "index.json")])),
+    tokens=(*_JSON_TOKENS, b"LDFZ01\0\0", b'"batch"', b"\x28\xb5\x2f\xfd"),
+)
+
 TARGETS = {
     target.name: target
     for target in (
-        *(NPY, TOKENS, TAR, TAR_INDEX, MDS, MDS_PACKED, LITDATA, MEGATRON, TFRECORD),
+        *(NPY, TOKENS, TAR, TAR_INDEX, MDS, MDS_PACKED, LITDATA, LITDATA_FRAMES, MEGATRON, TFRECORD),
         *(SAFETENSORS_DATA, NPZ, ARROW, PARQUET),
         *(SAFETENSORS, TORCH, PICKLE),
         *(LISTS, ANSWERS, WEB_INDEX, OBJECTS),

@@ -322,7 +322,7 @@ class TestIndexJson:
         [
             (["config"], [], r"config is \[\], not of type dict"),
             (["config", "encryption"], {"algorithm": "fernet"}, "this dataset has encryption, which cannot be read"),
-            (["config", "compression_level"], "batch", "compression within its shards"),
+            (["config", "compression_level"], "sample", "compression_level='sample'.*compression_level=\"chunk\" or"),
             (["config", "compression"], 7, "compression is 7, not of type str or NoneType"),
             (["config", "item_loader"], "ParquetLoader", "the layout of 'ParquetLoader'"),
             (["config", "data_format"], [], "data_format is empty"),

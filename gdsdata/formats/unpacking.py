@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import BinaryIO, NamedTuple, Protocol
 
 from gdsdata.errors import CorruptData, IoError
-from gdsdata.formats import caches
+from gdsdata.formats import caches, litdata_frames
 from gdsdata.formats.shards import Shard, missing_shards_named
 from gdsdata.storage.heads import sizes_of
 from gdsdata.storage.opened import exist, open_stream
@@ -137,7 +137,8 @@ def _decoder(packed: _Packed) -> Decoder:
     """
     algorithm = _algorithm(packed)
     if algorithm not in _DECODERS:
-        raise _refused(packed, f"only {', '.join(_DECODERS)} are unpacked here")
+        known = ", ".join(name for name in _DECODERS if name != litdata_frames.COMPRESSION)
+        raise _refused(packed, f"only {known} are unpacked here")
     return _DECODERS[algorithm]()
 
 
@@ -147,6 +148,11 @@ def _algorithm(packed: _Packed) -> str:
 
 def _refused(packed: _Packed, reason: str) -> ValueError:
     path = packed.shard.path
+    if _algorithm(packed) == litdata_frames.COMPRESSION:
+        return ValueError(
+            f"{packed.path} is compressed batch by batch, so none of its samples can be read by itself, and {reason}: "
+            f"leave that out, or write the shards without compression"
+        )
     command = f"zstd -d {packed.path} -o {path}" if _algorithm(packed) == "zstd" else f"unpack it as {path}"
     return ValueError(
         f"{packed.path} is compressed as a whole ({packed.shard.compression}), so none of its samples can be read by "
@@ -170,8 +176,14 @@ def _zstd() -> Decoder:
     )
 
 
+def _litdata_batch() -> Decoder:
+    unpacks, errors = _zstd()
+    return lambda file: litdata_frames.unpacking(file, unpacks), (*errors, litdata_frames.NotFramed)
+
+
 _DECODERS: dict[str, Callable[[], Decoder]] = {
     "zstd": _zstd,
+    litdata_frames.COMPRESSION: _litdata_batch,
     "gz": lambda: (gzip.open, (zlib.error, EOFError)),
     "bz2": lambda: (bz2.open, (EOFError,)),
 }
