@@ -355,7 +355,7 @@ def read_packed(folder: Path) -> None:
 MDS_PACKED = Target(
     "mds-packed",
     (mds, shards, unpacking),
-    [packed_seed(compression) for compression in ("zstd", "gz", "bz2")],
+    [packed_seed(compression) for compression in ("zstd", "gz", "bz2", "br", "snappy")],
     read_packed,
     mend_sizes(
         "index.json", lambda content: ((s["zip_data"], "bytes", s["zip_data"]["basename"]) for s in content["shards"])

@@ -1,4 +1,4 @@
-"""LitData's shards with zstd inside (``compression_level="batch"``): unpacked, they are plain ones."""
+"""LitData's shards with zstd inside: unpacked, they are plain ones."""
 
 import io
 import struct

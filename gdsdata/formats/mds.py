@@ -61,9 +61,9 @@ class Mds:
     Args:
         allow_pickle: give the bytes of columns that are pickles ("pkl"), too. Nothing here
             unpickles them, which would run whatever code they name.
-        unpacked: the place of shards that are compressed as a whole (zstd, gz, bz2) once they are
-            unpacked. That is done once, by the processor, and they are kept while the compressed
-            file is the same. They are compared with a hash that index.json has, if it has one
+        unpacked: the place of shards that are compressed as a whole (zstd, gz, bz2, br, snappy)
+            once they are unpacked. That is done once, by the processor, and they are kept while the
+            compressed file is the same. They are compared with a hash that index.json has, if it has one
             (``MDSWriter(hashes=["sha1"])``): zstd itself notices little damage. ``"user"``: in
             ``~/.cache/gdsdata/mds`` (``XDG_CACHE_HOME`` moves it); ``"beside"``: in hidden files
             beside the data; else in the folder of this path; None: such shards are refused. Shards
@@ -86,9 +86,9 @@ class Mds:
         Raises:
             CorruptData: index.json or a shard is damaged, or they do not fit each other.
             ValueError: no index.json, an encoding that is not known, a pickle, shards of unlike
-                columns, or that are compressed otherwise (br, snappy), or are not MDS (JSON, CSV).
-            ImportError: shards are compressed with zstd, and the extra ``gdsdata[zstd]`` is
-                lacking.
+                columns, or that are compressed otherwise, or are not MDS (JSON, CSV).
+            ImportError: shards are compressed, and the extra is lacking: ``gdsdata[zstd]``, or
+                ``gdsdata[tables]`` for br and snappy.
             FileNotFoundError, IoError: a file is not available, or there is no space for unpacked
                 shards.
         """

@@ -22,6 +22,8 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import ModuleType
 from typing import BinaryIO, NamedTuple, Protocol
 
 from gdsdata.errors import CorruptData, IoError
@@ -39,6 +41,8 @@ _ENDING = "unpacked"
 # The package of this name has these; MDSWriter takes hashes from it, too.
 _XXHASHES = ("xxh32", "xxh64", "xxh128", "xxh3_64", "xxh3_128")
 _TEMPORARY = ".tmp"
+# Three bytes of snappy copy 64 at most.
+_MOST_SNAPPY = 22
 _OLD_S = 24 * 3600.0
 
 
@@ -181,11 +185,56 @@ def _litdata_batch() -> Decoder:
     return lambda file: litdata_frames.unpacking(file, unpacks), (*errors, litdata_frames.NotFramed)
 
 
+class _Decompressed:
+    """Unpacked bytes of pyarrow's streams. The file stays open, because it may be locked."""
+
+    def __init__(self, read: Callable[[int], bytes]) -> None:
+        self.read = read
+
+    def close(self) -> None:
+        pass
+
+
+def _pyarrow(codec: str) -> Decoder:
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise ImportError(f"unpacking {codec} needs pyarrow ({error}): pip install 'gdsdata[tables]'") from error
+    open_brotli, open_snappy = partial(_brotli, pyarrow), partial(_snappy, pyarrow)
+    return open_brotli if codec == "br" else open_snappy, (pyarrow.ArrowException, _NoSnappy)
+
+
+def _brotli(pyarrow: ModuleType, file: BinaryIO) -> _Stream:
+    return _Decompressed(pyarrow.CompressedInputStream(pyarrow.PythonFile(file, "r"), "brotli").read)
+
+
+class _NoSnappy(ValueError):
+    """The bytes say an absurd length."""
+
+
+def _snappy(pyarrow: ModuleType, file: BinaryIO) -> _Stream:
+    """Unpack as a whole: without frames there is no other way.
+
+    Source of the format: https://github.com/google/snappy, ``format_description.txt``.
+    """
+    packed = file.read()
+    length_bytes = 0  # seven bits a byte, the lowest first
+    for place, byte in enumerate(packed[:5]):
+        length_bytes |= (byte & 127) << 7 * place
+        if byte < 128:
+            break
+    if length_bytes > _MOST_SNAPPY * len(packed):  # a length that lies must not become memory
+        raise _NoSnappy(f"it would have {length_bytes} bytes")
+    return io.BytesIO(pyarrow.decompress(packed, length_bytes, codec="snappy", asbytes=True))
+
+
 _DECODERS: dict[str, Callable[[], Decoder]] = {
     "zstd": _zstd,
     litdata_frames.COMPRESSION: _litdata_batch,
     "gz": lambda: (gzip.open, (zlib.error, EOFError)),
     "bz2": lambda: (bz2.open, (EOFError,)),
+    "br": partial(_pyarrow, "br"),
+    "snappy": partial(_pyarrow, "snappy"),
 }
 
 
