@@ -63,9 +63,9 @@ class Mds:
             unpickles them, which would run whatever code they name.
         unpacked: the place of shards that are compressed as a whole (zstd, gz, bz2, br, snappy)
             once they are unpacked. That is done once, by the processor, and they are kept while the
-            compressed file is the same. They are compared with a hash that index.json has, if it has one
-            (``MDSWriter(hashes=["sha1"])``): zstd itself notices little damage. ``"user"``: in
-            ``~/.cache/gdsdata/mds`` (``XDG_CACHE_HOME`` moves it); ``"beside"``: in hidden files
+            compressed file is the same. They are compared with a hash that index.json has, if it
+            has one (``MDSWriter(hashes=["sha1"])``): zstd itself notices little damage. ``"user"``:
+            in ``~/.cache/gdsdata/mds`` (``XDG_CACHE_HOME`` moves it); ``"beside"``: in hidden files
             beside the data; else in the folder of this path; None: such shards are refused. Shards
             that already lie unpacked beside themselves are read there in any case.
         without: paths of shards that are left out.
