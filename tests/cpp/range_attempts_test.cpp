@@ -1,4 +1,4 @@
-// What one attempt passes on to the next: hosts, connections, pauses, and nothing that is secret.
+// Attempts after the first one: hosts, connections, pauses, and nothing that is secret.
 #include <dlfcn.h>
 #include <netdb.h>
 
