@@ -43,8 +43,8 @@ class CachedRead {
     std::optional<Error> error;
   };
   using Clock = HttpReactor::Clock;
-  // Called once for each fetch, on a reactor's thread. Must not block or throw. The fetch is the only
-  // one of a list, so that it can be queued without memory.
+  // Called once for each fetch, on a reactor's thread. Must not block or throw. The fetch is alone
+  // in a list, so that it can be queued without memory.
   using Fetches = std::list<std::unique_ptr<Fetch>>;
   using Fetched = std::function<void(Fetches one)>;
 

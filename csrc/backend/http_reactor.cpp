@@ -124,7 +124,7 @@ void HttpReactor::post(Task task) {
 
 namespace {
 
-// What a task throws has nobody to go to. Tasks catch what others wait for.
+// Drops what the task throws: tasks catch what others wait for.
 void run_task(const HttpReactor::Task& task) noexcept {
   try {
     task();
@@ -135,8 +135,8 @@ void run_task(const HttpReactor::Task& task) noexcept {
 }  // namespace
 
 void HttpReactor::run() {
-  // A TLS library writes to connections that the server has closed. libcurl leaves the signal to its
-  // caller, because of kNoSignal.
+  // A TLS library writes to connections that the server has closed. libcurl leaves the signal to
+  // its caller, because of kNoSignal.
   sigset_t pipe;
   ::sigemptyset(&pipe);
   ::sigaddset(&pipe, SIGPIPE);

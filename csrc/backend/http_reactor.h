@@ -46,8 +46,8 @@ struct HttpEnd {
   std::optional<Error> thrown = {};  // by the receiver, or without memory for the response
 };
 
-// Receives one response, on the reactor's thread. No method may block. What `take_head` and
-// `take_body` throw ends the exchange.
+// Receives one response, on the reactor's thread. No method may block. An exception of `take_head`
+// or `take_body` ends the exchange.
 class HttpReceiver {
  public:
   virtual ~HttpReceiver() = default;
@@ -69,8 +69,8 @@ class HttpReactor {
   HttpReactor(const HttpReactor&) = delete;
   HttpReactor& operator=(const HttpReactor&) = delete;
 
-  // Runs a task on the reactor's thread. Any thread may call it. After `stop`, it does nothing. What
-  // the task throws is lost.
+  // Runs a task on the reactor's thread, and drops an exception of it. Any thread may call it.
+  // After `stop`, it does nothing.
   void post(Task task);
   // Ends the thread. Exchanges in flight, tasks and timers are dropped. The reactor's own thread
   // must not call it.

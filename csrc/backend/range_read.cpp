@@ -22,7 +22,7 @@ constexpr unsigned kMostRenewals = 3;
 constexpr std::chrono::milliseconds kNextSignature{1000};
 // Past the deadline, a response goes on if it has so many bytes in each stall_timeout.
 constexpr uint64_t kLeastProgressBytes = 64 << 10;
-// An attempt makes progress if it brings so many bytes, or this part of a short range.
+// An attempt makes progress with so many bytes, or with this part of a short range.
 constexpr uint64_t kAttemptsOfRange = 32;
 // The beginning of a refusal's body, which names the reason.
 constexpr size_t kMostReasonBytes = 4096;

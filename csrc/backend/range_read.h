@@ -26,8 +26,8 @@ class RangeRead : public std::enable_shared_from_this<RangeRead> {
   using Sink = std::function<void(uint64_t offset, std::span<const std::byte>)>;
   // The last call. Must not block or throw.
   using Done = std::function<void(std::optional<Error>)>;
-  // Returns true once nobody wants the bytes. The range then ends with the attempt in flight, before
-  // its deadline. Not called after `done`.
+  // Returns true once nobody wants the bytes. The range then ends with the attempt in flight,
+  // before its deadline. Not called after `done`.
   using Canceled = std::function<bool()>;
 
   static void begin(std::shared_ptr<HttpClient> client, std::shared_ptr<RemoteObject> object, ObjectRange range,

@@ -41,8 +41,8 @@ void SocketPoll::watch(int socket, bool reads, bool writes) {
   epoll_event event{};
   event.events = (reads ? EPOLLIN : 0U) | (writes ? EPOLLOUT : 0U);
   event.data.fd = socket;
-  // The kernel removes a socket that is closed, so MOD fails if its number was given to a new one. If
-  // there is no memory to add a socket, it is never ready, and time limits end its exchange.
+  // The kernel removes a socket that is closed, so MOD fails if its number was given to a new one.
+  // If there is no memory to add a socket, it is never ready, and time limits end its exchange.
   if (::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, socket, &event) != 0 && errno == ENOENT) {
     ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, socket, &event);
   }

@@ -32,8 +32,8 @@ struct ObjectAccess {
   std::chrono::steady_clock::time_point expires;
 };
 
-// The words of an access that no text may show, even if a server repeats them: values of its headers
-// and its query, the longest ones first.
+// The words of an access that no text may show, even if a server repeats them: values of its
+// headers and its query, the longest ones first.
 std::vector<std::string> secret_words(const ObjectAccess& access);
 // Returns a text with "..." in the place of each word.
 std::string without_words(std::string text, const std::vector<std::string>& words);

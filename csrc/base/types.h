@@ -79,7 +79,7 @@ struct Request {
   // A read whose bytes are on a server, at least some of them. It may be longer than the backend's
   // other requests.
   bool remote = false;
-  // Of a remote read, may be null: true once nobody wants its bytes.
+  // True once nobody wants the bytes of a remote read. May be null.
   const std::atomic<bool>* canceled = nullptr;
   bool is_canceled() const { return canceled != nullptr && canceled->load(std::memory_order_relaxed); }
 };

@@ -11,7 +11,7 @@ namespace gdsdata {
 // different origins.
 std::string origin_of(std::string_view url);
 
-// What errors and files show of a URL. An http or https URL loses what may be a secret: its query,
+// A URL as errors and files show it. One of http or https loses what may be a secret: its query,
 // its fragment, and a user with a password. Keys of other schemes may have these characters.
 std::string shown_url(std::string_view url);
 

@@ -49,7 +49,7 @@ def prepare(accelerator: Accelerator, dataset: BatchDataset) -> Loader:
     return loader
 
 
-class Loader(DataLoaderStateMixin):
+class Loader(DataLoaderStateMixin):  # type: ignore[misc]  # accelerate declares no types
     """A data set that says where it is, as accelerate's own loaders do.
 
     Args:

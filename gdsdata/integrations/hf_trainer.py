@@ -70,7 +70,7 @@ def use(trainer: Trainer, train: BatchDataset | None = None, *, checkpoints: boo
     return trainer
 
 
-class TrainerMixin(_Base):
+class TrainerMixin(_Base):  # type: ignore[misc]  # its methods go before those of a Trainer
     """The methods that `use` adds to a Trainer.
 
     A class of your own may derive from it and from Trainer instead, in this order.
