@@ -375,7 +375,8 @@ def test_a_certificate_must_be_that_of_a_known_authority(server, monkeypatch, tm
         assert transport.send(Request("GET", url)).status == 200
         with pytest.raises(IoError, match="certificate is not accepted"):  # another name
             transport.send(Request("GET", url.replace("localhost", "127.0.0.1")))
-        monkeypatch.delenv("SSL_CERT_FILE")
+        for preferred in ("SSL_CERT_FILE", "AWS_CA_BUNDLE"):
+            monkeypatch.delenv(preferred, raising=False)
         hashed = subprocess.run(
             [openssl, "x509", "-hash", "-noout", "-in", tmp_path / "cert.pem"],
             check=True,
