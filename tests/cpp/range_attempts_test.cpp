@@ -122,9 +122,9 @@ TEST_F(RangeAttempts, ARefusalWhoseBodyIsCutIsARefusal) {
 }
 
 TEST_F(RangeAttempts, NoErrorRepeatsTheSecretsThatAServerEchoes) {
-  const std::string body = "<Error><Code>NoSuchKey</Code><Message>" + std::string(170, 'm') +
-                           " Authorization: a-secret, and a-secret again</Message></Error>";
-  serve([&](const RangeServer&, const Asked&) {
+  static const std::string body = "<Error><Code>NoSuchKey</Code><Message>" + std::string(170, 'm') +
+                                  " Authorization: a-secret, and a-secret again</Message></Error>";
+  serve([](const RangeServer&, const Asked&) {
     return Answer{
         "HTTP/1.1 404 x\r\nx-request-id: a-secret\r\nContent-Length: " + std::to_string(body.size()) + "\r\n\r\n",
         std::as_bytes(std::span(body))};
@@ -171,9 +171,12 @@ TEST_F(RangeAttempts, ALookupThatHangsHoldsUpNeitherOtherHostsNorTheEnd) {
   const auto good = object_;
   object_ = std::make_shared<RemoteObject>("http://slow.test/object", kSize, 1);
   object_->grant({"http://slow.test/object", {}, HttpReactor::Clock::now() + 1h});
-  const auto hangs = begin(kRange);
+  std::atomic<bool> canceled{false};
+  auto hangs = begin(kRange, [&] { return canceled.load(); });
   object_ = good;
   while (client_->statistics().retries == 0) expect_right(read());
+  canceled = true;
+  EXPECT_TRUE(outcome_of(std::move(hangs)).error);
   client_->stop();
   EXPECT_GT(slow_lookups, 0) << "it waited for a lookup";
   lookups_are_slow = false;
