@@ -1,16 +1,18 @@
 """A data set in the Trainer of transformers."""
 
-import contextlib
-
 import integrations_script as script
 import pytest
 import torch
 
 import gdsdata
+import gdsdata.safetensors
+from gdsdata.checkpoint.hooks import are_installed
 from gdsdata.io import engine
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("accelerate", reason="accelerate is not installed")  # a Trainer needs it
+
+from transformers import modeling_utils  # noqa: E402
 
 from gdsdata.integrations import hf_trainer  # noqa: E402
 
@@ -86,18 +88,18 @@ def test_a_resume_that_would_continue_elsewhere_is_refused(folder, trained):
 
 
 @pytest.mark.parametrize("checkpoints", [True, False])
-def test_files_of_checkpoints_go_through_gdsdata_unless_told_otherwise(folder, monkeypatch, checkpoints):
-    used = []
+def test_files_of_checkpoints_go_through_gdsdata_unless_told_otherwise(folder, checkpoints):
+    of_torch, of_weights = [], []
 
-    @contextlib.contextmanager
-    def hooks():
-        used.append(True)
-        with gdsdata.torch_hooks():
-            yield
+    class Seen(transformers.TrainerCallback):
+        def on_save(self, *arguments, **named):
+            of_torch.append(are_installed())
+            of_weights.append(modeling_utils.safe_save_file is gdsdata.safetensors.save_file)
 
-    monkeypatch.setattr(hf_trainer, "torch_hooks", hooks)
-    hf_trainer.use(trainer_of(folder), train=data_of(folder), checkpoints=checkpoints).train()
-    assert used == [True] * checkpoints
+    trainer = hf_trainer.use(trainer_of(folder), train=data_of(folder), checkpoints=checkpoints)
+    trainer.add_callback(Seen)
+    trainer.train()
+    assert set(of_torch) == set(of_weights) == {checkpoints}
     state = torch.load(folder / "run" / "checkpoint-10" / "optimizer.pt")
     assert len(state["state"]) == 2
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import safetensors.torch
 import torch
 import torch.distributed.checkpoint as dcp
 from hypothesis import HealthCheck, given, settings
@@ -22,8 +23,9 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.distributed.fsdp import StateDictType
 
 import gdsdata
+import gdsdata.safetensors
 from gdsdata import torch_private
-from gdsdata.checkpoint import hooks_files, hooks_report
+from gdsdata.checkpoint import hooks, hooks_files, hooks_report
 from gdsdata.checkpoint.dcp.storage_reader import GDSStorageReader
 from gdsdata.checkpoint.dcp.storage_writer import GDSStorageWriter
 from gdsdata.errors import IoError
@@ -421,6 +423,17 @@ def test_adapters_of_peft_and_models_of_transformers_in_torchs_format_are_gdsdat
 
 
 # --- the report -------------------------------------------------------------------------------------------------------
+
+
+def test_safetensors_is_served_too_if_asked_for():
+    stock = safetensors.torch.save_file
+    with gdsdata.torch_hooks():
+        assert safetensors.torch.save_file is stock
+    with gdsdata.torch_hooks(safetensors=True), pytest.raises(KeyError):
+        assert safetensors.torch.save_file is gdsdata.safetensors.save_file
+        raise KeyError
+    assert safetensors.torch.save_file is stock
+    assert not hooks.are_installed()
 
 
 def test_the_report_says_what_went_through_and_what_did_not_and_why(tmp_path):

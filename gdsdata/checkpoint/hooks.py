@@ -37,7 +37,7 @@ class Hooks:
 
 
 @contextlib.contextmanager
-def torch_hooks() -> Iterator[Hooks]:
+def torch_hooks(*, safetensors: bool = False) -> Iterator[Hooks]:
     """Have torch's own checkpoint functions work through gdsdata; for ``with``.
 
     They are `torch.save`, `torch.load` and torch.distributed.checkpoint, by whatever names a
@@ -72,21 +72,38 @@ def torch_hooks() -> Iterator[Hooks]:
     - subclasses of `FileSystemWriter` and `FileSystemReader`, and ``single_file_per_rank=False``,
       ``_extensions`` or another ``serialization_format``
 
+    Args:
+        safetensors: the functions of the package `safetensors` work through gdsdata too, for all
+            libraries that use them: see `gdsdata.safetensors.install`. `Hooks.report` does not
+            count them.
+
+    Raises:
+        NotInstalled: ``safetensors=True``, and there is no such package.
+
     Stream semantics: as `gdsdata.save` and `gdsdata.load`.
     """
-    _begin()
-    hooks = Hooks()
-    try:
+    with contextlib.ExitStack() as hooked:
+        if safetensors:
+            hooked.enter_context(_safetensors().installed())
+        _begin()
+        hooked.callback(_end)
+        hooks = Hooks()
+        hooked.callback(hooks._close)
         yield hooks
-    finally:
-        hooks._close()
-        _end()
 
 
-def install_torch_hooks() -> Hooks:
+def install_torch_hooks(*, safetensors: bool = False) -> Hooks:
     """Install `torch_hooks` for the rest of the program, and return what reports of them."""
+    if safetensors:
+        _safetensors().install()
     _begin()
     return Hooks()
+
+
+def _safetensors() -> Any:
+    from gdsdata.checkpoint.safetensors import installed  # late: most programs do without
+
+    return installed
 
 
 def are_installed() -> bool:

@@ -99,7 +99,7 @@ class TrainerMixin(_Base):  # type: ignore[misc]  # its methods go before those 
 
     def train(self, *arguments: Any, **named: Any) -> Any:
         """Train as the Trainer does."""
-        with torch_hooks() if self.files_through_gdsdata else contextlib.nullcontext():
+        with torch_hooks(safetensors=True) if self.files_through_gdsdata else contextlib.nullcontext():
             return super().train(*arguments, **named)
 
     def _loader_of(self, data: Any) -> TrainerLoader | None:
