@@ -122,7 +122,7 @@ TEST_F(RangeAttempts, ARefusalWhoseBodyIsCutIsARefusal) {
 }
 
 TEST_F(RangeAttempts, NoErrorRepeatsTheSecretsThatAServerEchoes) {
-  static const std::string body = "<Error><Code>NoSuchKey</Code><Message>" + std::string(170, 'm') +
+  static const std::string body = "<Error><Code>NoSuchKey</Code><Message>" + std::string(178, 'm') +
                                   " Authorization: a-secret, and a-secret again</Message></Error>";
   serve([](const RangeServer&, const Asked&) {
     return Answer{
