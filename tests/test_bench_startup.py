@@ -277,7 +277,7 @@ for kind in sys.argv[2:]:
 NEEDED = {
     *("_engine", "errors", "lazy", "torch_private", "version", "observe", "observe.times"),
     *("data", "data.dataset", "data.batch_dataset", "data.arguments", "data.counts", "data.groups", "data.iteration"),
-    *("data.indexing", "data.progress", "data.ranks", "data.samples"),
+    *("data.indexing", "data.loaders", "data.progress", "data.ranks", "data.samples"),
     *("data.split", "data.batches", "data.batches.reader", "data.batches.ring", "data.batches.settings"),
     "formats.sample",
     *("data.batches.source", "data.order", "data.order.choice", "data.order.epoch", "data.order.permutation"),

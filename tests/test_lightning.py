@@ -9,6 +9,7 @@ from folder_store import FolderStore, install
 from torch.utils.data import DataLoader
 
 from gdsdata import GDSDataset
+from gdsdata.checkpoint import open_object
 from gdsdata.checkpoint.background.save_job import SaveJob
 from gdsdata.errors import IoError
 from gdsdata.formats import Records
@@ -80,6 +81,7 @@ def test_devices_and_objects_of_a_load_are_as_asked_for(tmp_path):
 @pytest.mark.parametrize("kind", [GDSCheckpointIO, AsyncGDSCheckpointIO])
 def test_a_checkpoint_may_be_an_object(tmp_path, monkeypatch, kind):
     monkeypatch.setattr(stores, "_stores", {})
+    monkeypatch.setattr(open_object, "OpenObject", open_object.OpenObject)  # `install` replaces both
     install(FolderStore(tmp_path / "bucket", part_bytes=64 << 10))
     plugin, url = kind(), "s3://bucket/run/last.ckpt"
     plugin.save_checkpoint(state_of(), url)

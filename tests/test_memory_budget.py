@@ -123,7 +123,7 @@ def in_lanes(path: Path, **arguments) -> GDSDataset:
 def test_two_windows_are_held_and_no_more_though_the_last_is_longer(records, monkeypatch):
     monkeypatch.setattr(pieces, "_SLACK", 0)
     monkeypatch.setattr(pieces, "_SLACK_BYTES", 16 * 4096)  # pieces can begin anywhere in the files
-    dataset = in_lanes(records)
+    dataset = in_lanes(records, options=EngineOptions(direct="always"))
     batches = arrays(dataset)
     stats = dataset.stats()
     assert sorted(row.tobytes() for batch in batches for row in batch) == sorted(

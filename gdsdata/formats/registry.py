@@ -16,7 +16,6 @@ from gdsdata.formats.index import Format
 from gdsdata.formats.parsers import magics
 from gdsdata.formats.parsers.magics import HEAD_BYTES
 from gdsdata.storage.heads import read_heads
-from gdsdata.storage.opened import open_file
 
 _LONGEST_JSON_BYTES = 2**20
 _MOST_SPLITS = 20  # that an error names
@@ -97,6 +96,8 @@ def _refuse_no_data(paths: Sequence[str]) -> NoReturn:
 
 
 def _splits_in(path: str) -> list[str]:
+    from gdsdata.storage.opened import open_file  # late: this is for an error
+
     with open_file(path) as file, contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
         splits = json.loads(file.read(0, min(file.size_bytes, _LONGEST_JSON_BYTES)))["splits"]
         return [name for name in splits if isinstance(name, str)][:_MOST_SPLITS]
