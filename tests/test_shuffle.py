@@ -16,6 +16,7 @@ from helpers import (
     arrays,
     assert_same_batches,
     drop_cache,
+    eventually,
     exit_code_of_fork,
     grouped,
     random_bytes,
@@ -288,6 +289,30 @@ def test_a_worker_of_a_data_loader_leaves_windows_out(tmp_path, stride):
         steps = np.arange(first, len(whole), stride)
         for step, batch in zip(steps, dataset.batches(0, steps), strict=True):
             assert (batch.numpy() == whole[step]).all()
+
+
+def test_steps_of_a_last_window_that_waits_for_room_are_not_in_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(pieces, "_SLACK", 0)
+    monkeypatch.setattr(pieces, "_SLACK_BYTES", 16 * 4096)
+    write_records(tmp_path / "0.bin", 8 * 4 * 5 * 4 - 8 * 5, 4096, 0)  # three windows, the last one of nearly two
+    dataset = GDSDataset(tmp_path, 16, Records("u1", (4096,)), device="cpu", shuffle=SHAPE)
+    dataset.samples  # noqa: B018  (indexes the files)
+    permutation = SHAPE.permutation(dataset.samples, 16, 0, 0)
+    opened = OpenPieces(dataset._samples.index, permutation, range(8), EngineOptions(direct="always"), 60.0)
+    last, steps = permutation.windows - 1, range(-(-dataset.samples // 16))
+    before = permutation.steps_within(last - 1)
+
+    def all_are_read():
+        return all(one.done() and one.result().is_local for one in opened._held.values())
+
+    opened.reach(permutation.steps_within(last - 2))
+    assert eventually(all_are_read)
+    assert opened._held[last].result().begun < len(opened._held[last].result().begin)
+    assert opened.steps_in_memory(steps) == before < len(steps)
+    opened.reach(before)
+    assert eventually(all_are_read)
+    assert opened.steps_in_memory(steps) == len(steps)
+    opened.close()
 
 
 def test_pieces_are_closed_while_a_window_waits_for_reads_that_never_begin(folder, monkeypatch, short_calls):

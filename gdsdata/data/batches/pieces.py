@@ -188,6 +188,9 @@ class OpenPieces(Chunks[_Window]):
         for window, opened in sorted(self._held.items()):
             if not opened.done() or not opened.result().is_local:
                 break
+            waits_for_room = window == self._permutation.windows - 1 and window - 1 in self._held
+            if waits_for_room and opened.result().begun < len(opened.result().begin):
+                break
             there = window
         return 0 if there is None else bisect.bisect_left(steps, self._permutation.steps_within(there))
 
