@@ -278,29 +278,29 @@ class OpenPieces(Chunks[_Window]):
         end_place = np.cumsum(room_bytes)
         place = end_place - room_bytes
         runs = _Runs(file, begin_bytes, length_bytes, first_page, end - first_page, place, end_place)
-        begun = self._take(number, runs)
+        begun = self._with_room(number, runs)
         return self._window_of(runs, begun, *self._begin_reads(number, runs, 0, begun))
 
     def _fetch_rest(self, number: int, opened: Future[_Window]) -> _Window:
         """Read the rest of the last window, which had no room beside the one before it."""
         window = opened.result()
-        begun = self._take(number, window.runs)
+        begun = self._with_room(number, window.runs)
         if begun <= window.begun:
             return window
         starts, calls = self._begin_reads(number, window.runs, window.begun, begun)
         return window._replace(begun=begun, starts=np.append(window.starts, starts), calls=[*window.calls, *calls])
 
-    def _take(self, number: int, runs: _Runs) -> int:
-        """Take the room for a window's runs, and return how many of them have room."""
-        memory, other = self._memories[number % 2], self._memories[1 - number % 2]
+    def _with_room(self, number: int, runs: _Runs) -> int:
+        """Return how many of a window's runs have room."""
+        is_alone = number == self._permutation.windows - 1 and number - 1 not in self._held
+        may_take = self.budget_bytes if is_alone else self.budget_bytes // 2
+        return int(np.searchsorted(runs.end_place, may_take, side="right"))
+
+    def _take(self, memory: PieceMemory, end: int) -> None:
+        """Count the memory as taken up to this place."""
         with self._counting:
-            is_alone = number == self._permutation.windows - 1 and number - 1 not in self._held
-            may_take = self.budget_bytes if is_alone else self.budget_bytes // 2
-            fits = int(np.searchsorted(runs.end_place, may_take, side="right"))
-            if fits:
-                memory.taken_bytes = max(memory.taken_bytes, int(runs.end_place[fits - 1]))
-            self._most_bytes = max(self._most_bytes, memory.taken_bytes + other.taken_bytes)
-        return fits
+            memory.taken_bytes = max(memory.taken_bytes, end)
+            self._most_bytes = max(self._most_bytes, sum(one.taken_bytes for one in self._memories))
 
     def _begin_reads(self, number: int, runs: _Runs, first: int, end: int) -> tuple[np.ndarray, list[_Call]]:
         """Begin to read the runs from one to another.
@@ -364,6 +364,7 @@ class OpenPieces(Chunks[_Window]):
         if not is_wanted.any():
             return is_wanted
         what = file[is_wanted], begin_bytes[is_wanted], length_bytes[is_wanted]
+        self._take(memory, int((place + length_bytes)[is_wanted].max()))
         try:
             read = self._engine.begin_read(self._sources, *what, memory.mapping, place[is_wanted], self._engine.mark(0))
             (routes,) = self._reads.routes_of([read])
