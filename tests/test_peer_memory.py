@@ -3,10 +3,12 @@
 A node is a folder here: ranks with the same one see the same memory.
 """
 
+import errno
 import os
 import shutil
 import warnings
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from test_checkpoint_save import disk_of
 
 from gdsdata import AsyncCheckpointer
 from gdsdata.checkpoint.background import memory_folder
+from gdsdata.checkpoint.background.checkpoint_folder import LockedFolder
 from gdsdata.checkpoint.background.copies import (
     Copy,
     Generation,
@@ -27,7 +30,7 @@ from gdsdata.checkpoint.background.copies import (
     transfers_to_partners,
 )
 from gdsdata.checkpoint.background.manifest import Manifest, SavedFile
-from gdsdata.checkpoint.background.memory_folder import MemoryFolder
+from gdsdata.checkpoint.background.memory_folder import MemoryCopy, MemoryFolder
 from gdsdata.checkpoint.background.memory_transfers import Transfers
 from gdsdata.errors import CorruptData
 
@@ -260,13 +263,67 @@ def test_a_copy_leaves_a_share_of_the_memory(tmp_path, monkeypatch):
     folder.begin(generation(1, 2), 1, 3000).abandon()
 
 
-def test_a_folder_of_another_user_is_not_used(tmp_path):
-    memory = MemoryFolder(str(tmp_path / "node"), str(tmp_path / "run"))
-    os.makedirs(memory.path, 0o755)
+@pytest.mark.parametrize("kind", ["others may read it", "it is another user's", "a link"])
+def test_a_folder_that_is_not_this_users_alone_is_neither_used_nor_emptied(tmp_path, monkeypatch, kind):
+    memory, home = MemoryFolder(str(tmp_path / "node"), str(tmp_path / "run")), tmp_path / "home"
+    place = home if kind == "a link" else Path(memory.path)
+    (place / "letters").mkdir(parents=True)
+    place.chmod(0o755 if kind == "others may read it" else 0o700)
+    if kind == "a link":
+        (tmp_path / "node").mkdir()
+        os.symlink(home, memory.path)
+    if kind == "it is another user's":
+        lstat = os.lstat
+        monkeypatch.setattr(
+            memory_folder.os, "lstat", lambda path: Foreign(lstat(path)) if path == memory.path else lstat(path)
+        )
     said = pytest.warns(RuntimeWarning, match="not a folder that this user alone may use")
     with said, checkpointer_of(tmp_path) as checkpointer:
         handle = checkpointer.save(1, state_of(1))
         assert handle.result() and not handle.copied(20)
+        assert restored(checkpointer) == 1
+    with AsyncCheckpointer(tmp_path / "run", memory_folder=tmp_path / "node") as without:  # which frees memory
+        without.save(2, state_of(2)).result()
+    assert (place / "letters").exists()
+
+
+class Foreign:
+    """The answer of `os.lstat` for a folder that another user owns."""
+
+    def __init__(self, found):
+        self.st_mode, self.st_uid = found.st_mode, found.st_uid + 1
+
+
+def test_a_save_whose_manifest_is_not_written_leaves_no_copy(tmp_path, monkeypatch):
+    with checkpointer_of(tmp_path) as checkpointer:
+        assert checkpointer.save(1, state_of(1)).copied(20)
+        with monkeypatch.context() as patched:
+            patched.setattr(LockedFolder, "commit", refuse_for_lack_of_room)
+            handle = checkpointer.save(2, state_of(2))
+            with pytest.raises(OSError, match="no room"):
+                handle.result()
+            assert not handle.copied(20)
+        assert restored(checkpointer) == 1
+        assert checkpointer.save(3, state_of(3)).copied(20)
+
+
+def refuse_for_lack_of_room(*_, **__):
+    raise OSError(errno.ENOSPC, "no room")
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("CUDA error"), OSError(errno.EIO, "bad memory")])
+def test_a_copy_with_a_hole_is_none_whatever_the_error_was(tmp_path, monkeypatch, error):
+    write = MemoryCopy.write
+
+    def fails_once(self, offset, content):
+        monkeypatch.setattr(MemoryCopy, "write", write)
+        raise error
+
+    with checkpointer_of(tmp_path) as checkpointer:
+        monkeypatch.setattr(MemoryCopy, "write", fails_once)
+        with pytest.warns(RuntimeWarning, match="step 1 is not kept in memory"):
+            handle = checkpointer.save(1, state_of(1))
+            assert handle.result() and not handle.copied(20)
         assert restored(checkpointer) == 1
 
 

@@ -183,6 +183,8 @@ class Meeting:
         parcels = [(self._group.send, one) for one in sends] + [(self._group.recv, one) for one in receives]
         under_way: deque[Work] = deque()
         self._is_idle = False
+        if not self._is_wanted():  # `break_off` may have come just before
+            raise EngineClosed(CLOSED)
         try:
             for begin in range(0, max((one.content.nbytes for _, one in parcels), default=0), _PIECE_BYTES):
                 for move, one in parcels:

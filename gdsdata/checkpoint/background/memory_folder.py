@@ -56,11 +56,15 @@ class MemoryFolder:
         """
         with contextlib.suppress(FileExistsError):
             os.mkdir(self.path, 0o700)
+        found = self._checked()
+        return f"{node_name()} {found.st_dev} {found.st_ino}"
+
+    def _checked(self) -> os.stat_result:
         found = os.lstat(self.path)
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
             message = f"'{self.path}' is not a folder that this user alone may use: remove it"
             raise PermissionError(errno.EACCES, message)
-        return f"{node_name()} {found.st_dev} {found.st_ino}"
+        return found
 
     def held(self) -> Held:
         """Return the complete copies. It raises what `make` does."""
@@ -98,19 +102,23 @@ class MemoryFolder:
             os.rmdir(self._folder_of(generation))  # fails while there are others
 
     def keep_only(self, current: Generation, older: Generation | None = None) -> None:
-        """Remove everything but a generation, and the complete copies of an older one."""
+        """Remove everything but a generation, and the complete copies of an older one.
+
+        It raises what `make` does, and then removes nothing.
+        """
+        self.make()
         kept = {current.name} | ({older.name} if older else set())
-        with contextlib.suppress(FileNotFoundError):
-            for name in set(os.listdir(self.path)) - kept:
-                shutil.rmtree(os.path.join(self.path, name), ignore_errors=True)
+        for name in set(os.listdir(self.path)) - kept:
+            shutil.rmtree(os.path.join(self.path, name), ignore_errors=True)
         if older is not None:
             for path in self._temporary_files(older):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
 
     def free(self) -> None:
-        """Remove all copies."""
-        if os.path.isdir(self.path) and not os.path.islink(self.path):
+        """Remove all copies. A folder that `make` refuses stays as it is."""
+        with contextlib.suppress(FileNotFoundError, PermissionError):
+            self._checked()
             shutil.rmtree(self.path, ignore_errors=True)
 
     def _folder_of(self, generation: Generation) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import wait
 from typing import Protocol
 
@@ -73,24 +74,25 @@ class OwnCopy:
             writer: of the file.
             size_bytes: the size that the file will have.
         """
-        try:
+        self.error, self.size_bytes = None, size_bytes
+        with self._errors_noted():
             self._folder.keep_only(self.generation, self._older)
             self._copy = self._folder.begin(self.generation, self._rank, size_bytes)
-        except OSError as error:
-            self.error = str(error)
+        if self._copy is None:
             return writer
-        self.error, self.size_bytes = None, size_bytes
         return _CopyingWriter(writer, self)
 
     def write(self, extents: Iterable[Extent]) -> None:
         """Copy extents of the file."""
-        for offset, tensor in extents:
-            self._put(offset, tensor.cpu().numpy())
+        with self._errors_noted():
+            for offset, tensor in extents:
+                self._put(offset, tensor.cpu().numpy())
 
     def write_bytes(self, parts: Iterable[tuple[int, bytes]]) -> None:
         """Copy parts of the file."""
-        for offset, content in parts:
-            self._put(offset, content)
+        with self._errors_noted():
+            for offset, content in parts:
+                self._put(offset, content)
 
     def end(self, error: BaseException | None) -> None:
         """Complete the copy, or remove it.
@@ -102,21 +104,23 @@ class OwnCopy:
             self.error = f"the save failed: {error}"
         if self._copy is None:
             return
-        try:
+        with self._errors_noted():
             if self.error is None:
                 self._copy.occupy()
                 self._copy.complete()
-        except OSError as of_memory:
-            self.error = str(of_memory)
-        finally:
-            self._copy.abandon()
+        self._copy.abandon()
 
     def _put(self, offset: int, content: object) -> None:
         if self.error is None and self._copy is not None:
-            try:
-                self._copy.write(offset, content)
-            except OSError as error:
-                self.error = str(error)
+            self._copy.write(offset, content)
+
+    @contextlib.contextmanager
+    def _errors_noted(self) -> Iterator[None]:
+        """Have an error in the block, of whatever kind, end the copy and not the save."""
+        try:
+            yield
+        except Exception as error:
+            self.error = str(error) or repr(error)
 
 
 class _CopyingWriter:

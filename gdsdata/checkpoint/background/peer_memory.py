@@ -7,6 +7,7 @@ the rank's partner on another node. So a restart finds all files in memory, also
 from __future__ import annotations
 
 import contextlib
+import os
 import pickle
 import threading
 import weakref
@@ -139,7 +140,7 @@ class PeerMemory:
             self._meeting = peers.meet(lambda: not is_stopped.is_set(), timedelta(seconds=timeout_s))
         self._thread = DaemonThreads(1, "gdsdata-send")
         self._copiers = DaemonThreads(2, "gdsdata-copy")  # as many as write pieces of the file
-        self._end = weakref.finalize(self, _end, self._is_stopped, self._meeting, self._thread)
+        self._end = weakref.finalize(self, _end, self._is_stopped, self._meeting, self._thread, os.getpid())
         self._kept: Generation | None = None  # the complete one; all ranks have the same
         self._is_busy = False  # the thread has a generation
         self._is_lost = False  # no more copies: a rank is gone
@@ -259,20 +260,21 @@ class PeerMemory:
         try:
             own.end(failed)
             if not self._is_lost:
-                is_copied = self._shared(own)
+                is_copied = self._shared(own, failed is None)
         except Exception as error:
             self._lose(error)
         finally:
             self._is_busy = False
             set_outcome(copied, is_copied)
 
-    def _shared(self, own: OwnCopy) -> bool:
+    def _shared(self, own: OwnCopy, is_saved: bool) -> bool:
         generation = own.generation
         offers = self._gathered(self._offer_of(own))
         failed = [f"rank {rank}: {one.error}" for rank, one in enumerate(offers) if one.error is not None]
         if failed:
             self._folder.remove(generation, self._rank)
-            self._report("own", f"step {generation.step} is not kept in memory ({failed[0]}); its save goes on")
+            if is_saved:
+                self._report("own", f"step {generation.step} is not kept in memory ({failed[0]}); its save goes on")
             return False
         transfers = transfers_to_partners([one.place for one in offers], [one.size_bytes for one in offers])
         errors = self._transferred(generation, transfers)
@@ -343,11 +345,13 @@ class PeerMemory:
             engine.warn_once(message)
 
 
-def _end(is_stopped: threading.Event, meeting: Meeting | None, thread: DaemonThreads) -> None:
+def _end(is_stopped: threading.Event, meeting: Meeting | None, thread: DaemonThreads, process: int) -> None:
     """Have the thread that sends leave what it does.
 
     It must not be in torch's code when Python ends it: that aborts the process.
     """
+    if os.getpid() != process:  # a forked child has neither the thread nor the connections
+        return
     is_stopped.set()
     if meeting is not None:
         meeting.break_off()

@@ -102,7 +102,7 @@ class Saver:
             begun = self._ranks.first(lambda: self._begin(job))
             with self._memory.keeping(begun.generation, copied) as copy:
                 files = self._ranks.each(lambda: self._write(job, begun, copy))
-            manifest = self._ranks.first(lambda: self._commit(begun, files))
+                manifest = self._ranks.first(lambda: self._commit(begun, files))
             if self._uploads is not None:
                 self._uploads.start()
                 self._uploads.add(manifest, uploaded)
