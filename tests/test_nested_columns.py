@@ -285,6 +285,38 @@ class TestForms:
         assert read(tmp_path, decode={"x": "json"})["x"] == [[{"a": 1}], [{"a": 2, "b": "c"}]]
 
 
+ALIKE = {
+    "float64 and decimals": (pa.array([1.5, 2.5]), pa.array([decimal.Decimal("3.25")] * 3, pa.decimal128(7, 2))),
+    "texts and views": (pa.array(["ab", "c"]), pa.array(["", "d", "e" * 20], pa.string_view())),
+    "texts and JSON": (pa.array(["ab", "c"]), pa.array([["a"], ["b", "c"]])),
+    "texts and nulls": (pa.array(["ab", "c"]), pa.nulls(2)),
+}
+
+
+@pytest.mark.parametrize("ending", FORMATS)
+@pytest.mark.parametrize("kind", ALIKE)
+def test_files_of_one_column_may_differ_in_whether_they_are_decoded(tmp_path, kind, ending):
+    for order in (ALIKE[kind], ALIKE[kind][::-1]):
+        alone = []
+        for name, values in zip("ab", order, strict=True):
+            path = write(tmp_path / kind / f"{name}{ending}", pa.table({"x": values}))
+            alone += read(path)["x"]
+        assert read(tmp_path / kind)["x"] == alone
+
+
+def test_a_file_that_is_compressed_may_stand_beside_one_that_is_not(tmp_path):
+    write(tmp_path / "a.arrow", pa.table({"x": [1, 2]}))
+    write(tmp_path / "b.arrow", pa.table({"x": [3, 4]}), compression="zstd")
+    assert read(tmp_path) == {"x": [1, 2, 3, 4]}
+
+
+def test_dictionaries_behind_plain_values_are_refused_and_not_read_as_these(tmp_path):
+    write(tmp_path / "a.arrow", pa.table({"x": pa.array([1, 2], pa.int32())}))
+    write(tmp_path / "b.arrow", pa.table({"x": pa.array([70, 80], pa.int32()).dictionary_encode()}))
+    with pytest.raises(ValueError, match="dictionar"):
+        read(tmp_path)
+
+
 class TestNulls:
     def test_among_numbers_are_refused_with_the_option_that_fills_them(self, tmp_path, suffix):
         path = write(tmp_path / f"a{suffix}", pa.table({"x": [1, None]}))

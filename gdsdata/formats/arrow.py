@@ -92,18 +92,22 @@ class Arrow:
             FileNotFoundError, IoError: a file is not available.
         """
         paths = [path for path in paths if not magics.is_beside_tables(path)] or paths
-        if self.fill_null is None and _lie_in_place(paths[0], self.columns):
-            return self._index_rows(paths)
-        return self._index_batches(paths)
+        in_place = self._index_rows(paths) if self.fill_null is None else None
+        return self._index_batches(paths) if in_place is None else in_place
 
-    def _index_rows(self, paths: list[str]) -> FieldIndex:
+    def _index_rows(self, paths: list[str]) -> FieldIndex | None:
+        """Return the index of rows that lie in place; None: those of some file have to be decoded."""
         size_bytes, mtime_ns = np.empty(len(paths), np.int64), np.empty(len(paths), np.int64)
         counts, extents = [], ExtentsBuilder()
         first = _index_file(paths[0], self.columns)
+        if first is None:
+            return None
         fields = first.fields
         wanted = self.columns and tuple(field.name for field in fields)
         others = of_each(partial(_index_file, wanted=wanted), paths[1:])
         for i, (path, found) in enumerate(zip(paths, itertools.chain([first], others), strict=True)):
+            if found is None:
+                return None
             check_alike(fields, found.fields, (paths[0], path))
             size_bytes[i], mtime_ns[i] = found.size_bytes, found.mtime_ns
             counts.append(len(found.begin_bytes))
@@ -130,21 +134,25 @@ class _Found(NamedTuple):
     mtime_ns: int
 
 
-def _index_file(path: str, wanted: Sequence[str] | None) -> _Found:
+def _index_file(path: str, wanted: Sequence[str] | None) -> _Found | None:
     with open_file(path) as file:
+        if not _lie_in_place(file, wanted):
+            return None
         found = find_rows(partial(_read, file), file.size_bytes, wanted, path)
         return _Found(*found, file.size_bytes, file.mtime_ns)
 
 
-def _lie_in_place(path: str, wanted: Sequence[str] | None) -> bool:
-    """Return whether the rows of a file, and of those like it, are read without decoding."""
-    with open_file(path) as file:
-        messages = record_batches(partial(_read, file), file.size_bytes, path)
-        schema = schema_of(next(messages), path)
-        is_compressed = False
-        with contextlib.suppress(struct.error):  # reported when the batch is indexed
-            is_compressed = any(message.header.table(3) is not None for message in itertools.islice(messages, 1))
-        return not is_compressed and lie_in_place(schema, columns_of(schema, wanted, path))
+def _lie_in_place(file: Opened, wanted: Sequence[str] | None) -> bool:
+    """Return whether the rows of a file are read without decoding.
+
+    Files may differ in that, though their columns are alike to a reader: decimals and float64.
+    """
+    messages = record_batches(partial(_read, file), file.size_bytes, file.path)
+    schema = schema_of(next(messages), file.path)
+    is_compressed = False
+    with contextlib.suppress(struct.error):  # reported when the batch is indexed
+        is_compressed = any(message.header.table(3) is not None for message in itertools.islice(messages, 1))
+    return not is_compressed and lie_in_place(schema, columns_of(schema, wanted, file.path))
 
 
 def _index_batches(path: str, wanted: Sequence[str] | None, fill_null: FillNull) -> FileGroups:
