@@ -53,13 +53,25 @@ def test_files_and_folders_whose_names_have_braces_are_meant(tmp_path):
     folder = tmp_path / "{a,b}"
     folder.mkdir()
     (folder / "{1..2}").touch()
-    for source in (folder, folder / "{1..2}", folder / "*"):
+    for source in (folder, folder / "{1..2}", folder / "*", f"file://{folder}/{{1..2}}"):
         assert listing_of(source).paths == [str(folder / "{1..2}")]
+
+
+def test_braces_behind_a_folder_that_has_some_are_expanded(tmp_path):
+    folder = tmp_path / "run{1,2}"
+    folder.mkdir()
+    for number in range(2):
+        (folder / f"t-{number}.bin").touch()
+    found = [str(folder / "t-0.bin"), str(folder / "t-1.bin")]
+    assert listing_of(folder / "t-{0..1}.bin").paths == found
+    assert listing_of(f"file://{folder}/t-{{0..1}}.bin").paths == found
 
 
 def test_braces_that_mean_too_many_names_are_refused():
     with pytest.raises(ValueError, match="means more than 1000000 names"):
         expanded("a-{0..9999999999}.tar")
+    with pytest.raises(ValueError, match="means more than 1000000 names"):
+        expanded("{0..999}{0..999}{0..9}")  # some of them twice
 
 
 def test_urls_have_braces_too():

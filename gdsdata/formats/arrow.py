@@ -96,7 +96,7 @@ class Arrow:
         return self._index_batches(paths) if in_place is None else in_place
 
     def _index_rows(self, paths: list[str]) -> FieldIndex | None:
-        """Return the index of rows that lie in place; None: those of some file have to be decoded."""
+        """Return the index of rows that lie in place; None: those of a file have to be decoded."""
         size_bytes, mtime_ns = np.empty(len(paths), np.int64), np.empty(len(paths), np.int64)
         counts, extents = [], ExtentsBuilder()
         first = _index_file(paths[0], self.columns)

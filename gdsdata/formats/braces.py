@@ -18,21 +18,24 @@ _MOST_NAMES = 10**6
 def expanded(source: str) -> list[str]:
     """Return the names that a source means: itself, if it has no braces or is a file with them.
 
+    The braces of a folder that exists are its own.
+
     Raises:
         ValueError: they are more than a million.
     """
-    if "{" not in source or (not is_remote(source) and _is_there(source)):
+    if "{" not in source or (not is_remote(source) and os.path.lexists(source)):
         return [source]
-    names = list(dict.fromkeys(itertools.islice(_names_of(source), _MOST_NAMES + 1)))
+    literal = 0 if is_remote(source) else _literal_length(source)
+    names = list(itertools.islice(_names_of(source[literal:]), _MOST_NAMES + 1))
     if len(names) > _MOST_NAMES:
         raise ValueError(f"{source} means more than {_MOST_NAMES} names: use a glob, or shorter ranges")
-    return names
+    return list(dict.fromkeys(source[:literal] + name for name in names))
 
 
-def _is_there(source: str) -> bool:
-    """Return whether a file has this name, or a folder above it has its braces."""
-    folder = os.path.dirname(re.split(r"[*?\[]", source, maxsplit=1)[0])
-    return os.path.lexists(source) or ("{" in folder and os.path.lexists(folder))
+def _literal_length(source: str) -> int:
+    """Return the length of the longest folder with braces that exists; 0: there is none."""
+    ends = [at for at, letter in enumerate(source) if letter == "/" and "{" in source[:at]]
+    return next((end + 1 for end in reversed(ends) if os.path.lexists(source[:end])), 0)
 
 
 def _names_of(source: str) -> Iterator[str]:

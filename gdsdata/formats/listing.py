@@ -88,15 +88,15 @@ def sources_of(source: Source) -> list[str]:
         ValueError: a ``file://`` URL of another host, or braces that mean too many names.
     """
     sources = [os.fspath(one) for one in ([source] if isinstance(source, (str, os.PathLike)) else source)]
+    if any("://" in one for one in sources):
+        from gdsdata.storage.location import local_path
+
+        sources = [local_path(one) for one in sources]
     if any("{" in one for one in sources):
         from gdsdata.formats.braces import expanded
 
         sources = [name for one in sources for name in expanded(one)]
-    if not any("://" in one for one in sources):
-        return sources
-    from gdsdata.storage.location import local_path
-
-    return [local_path(one) for one in sources]
+    return sources
 
 
 def folder_now(path: str) -> Folder | None:
