@@ -94,7 +94,9 @@ def test_files_of_checkpoints_go_through_gdsdata_unless_told_otherwise(folder, c
     class Seen(transformers.TrainerCallback):
         def on_save(self, *arguments, **named):
             of_torch.append(are_installed())
-            of_weights.append(modeling_utils.safe_save_file is gdsdata.safetensors.save_file)
+            of_weights.append(
+                getattr(modeling_utils.safe_save_file, "__wrapped__", None) is gdsdata.safetensors.save_file
+            )
 
     trainer = hf_trainer.use(trainer_of(folder), train=data_of(folder), checkpoints=checkpoints)
     trainer.add_callback(Seen)
@@ -102,6 +104,13 @@ def test_files_of_checkpoints_go_through_gdsdata_unless_told_otherwise(folder, c
     assert set(of_torch) == set(of_weights) == {checkpoints}
     state = torch.load(folder / "run" / "checkpoint-10" / "optimizer.pt")
     assert len(state["state"]) == 2
+
+
+def test_the_training_data_are_no_evaluation_data(folder):
+    data = data_of(folder)
+    trainer = hf_trainer.use(trainer_of(folder, evaluate=data), train=data)
+    with pytest.raises(ValueError, match="make a second one"):
+        trainer.evaluate()
 
 
 def test_an_evaluation_reads_all_of_its_data_set_each_time(folder):

@@ -430,10 +430,21 @@ def test_safetensors_is_served_too_if_asked_for():
     with gdsdata.torch_hooks():
         assert safetensors.torch.save_file is stock
     with gdsdata.torch_hooks(safetensors=True), pytest.raises(KeyError):
-        assert safetensors.torch.save_file is gdsdata.safetensors.save_file
+        assert safetensors.torch.save_file.__wrapped__ is gdsdata.safetensors.save_file
         raise KeyError
     assert safetensors.torch.save_file is stock
     assert not hooks.are_installed()
+
+
+def test_hooks_that_could_not_be_installed_are_not_said_to_be(tmp_path, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(hooks, "_replacements", lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            gdsdata.install_torch_hooks(safetensors=True)
+    assert not hooks.are_installed() and safetensors.torch.save_file.__module__ == "safetensors.torch"
+    with gdsdata.torch_hooks() as installed:
+        torch.save(STATE, tmp_path / "x.pt")
+    assert served(installed, "torch.save") == 1
 
 
 def test_the_report_says_what_went_through_and_what_did_not_and_why(tmp_path):

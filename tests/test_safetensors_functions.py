@@ -11,12 +11,13 @@ import types
 import pytest
 import torch
 from folder_store import FolderStore, install
+from helpers import exit_code_of_fork
 from object_server import serving
 
 import gdsdata
 from gdsdata import safetensors as ours
 from gdsdata.checkpoint import tensor_reader
-from gdsdata.checkpoint.safetensors import read_ahead
+from gdsdata.checkpoint.safetensors import files, read_ahead
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.formats.parsers.safetensors_header import DTYPES
 
@@ -542,6 +543,30 @@ def test_a_file_is_saved_to_a_url(tmp_path, monkeypatch):
     assert set(stored) == {"embedding.weight", "turned"}
 
 
+def test_the_state_of_a_model_is_written_by_gdsdata(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "stock", lambda name: pytest.fail(f"{name} was left to the package"))
+    model = torch.nn.Linear(3, 4)
+    ours.save_file(model.state_dict(), tmp_path / "a")
+    assert torch.equal(stock.load_file(tmp_path / "a")["weight"], model.weight)
+
+
+def test_a_forked_child_goes_on_with_a_file_that_its_parent_reads_ahead(tmp_path, monkeypatch):
+    tensors = {f"{i:02}": torch.full((1000,), i) for i in range(20)}
+    stock.save_file(tensors, tmp_path / "a")
+    monkeypatch.setattr(read_ahead, "_SHORT_BYTES", 0)  # the engine reads all of them
+    file = ours.safe_open(tmp_path / "a", "pt")
+    assert [int(file.get_tensor(f"{i:02}")[0]) for i in range(3)] == [0, 1, 2]
+    batches = {batch for batch, _ in file._reader._ahead.values()}
+    assert batches, "some are read ahead"
+    for batch in batches:
+        batch.wait = threading.Event().wait  # as if the parent's threads still read it
+
+    def child():
+        assert [int(file.get_tensor(f"{i:02}")[0]) for i in range(3, 20)] == [*range(3, 20)]
+
+    assert exit_code_of_fork(child) == 0
+
+
 # ------------------------------------------------------------------------------------------------------------- install
 
 
@@ -556,10 +581,11 @@ def user_module(monkeypatch):
 
 def test_installed_functions_stand_under_every_name_that_the_package_had(user_module):
     its = stock_package.safe_open, stock.load_file, stock.save_file
-    mine = ours.safe_open, ours.load_file, ours.save_file
+    user_module.of_gdsdata = ours.safe_open, ours.load_file, ours.save_file
     with ours.installed(), ours.installed():
-        assert (stock_package.safe_open, stock.load_file, stock.save_file) == mine
-        assert stock.safe_open is ours.safe_open
+        mine = stock_package.safe_open, stock.load_file, stock.save_file
+        assert stock.safe_open is mine[0] and issubclass(mine[0], ours.safe_open)
+        assert [one.__wrapped__ for one in mine[1:]] == [ours.load_file, ours.save_file]
         assert (user_module.open_it, user_module.load_it, user_module.save_it) == mine
         later = types.ModuleType("later_user")
         later.load_it = stock.load_file
@@ -568,6 +594,7 @@ def test_installed_functions_stand_under_every_name_that_the_package_had(user_mo
         assert (stock_package.safe_open, stock.load_file, stock.save_file) == its
         assert (user_module.open_it, user_module.load_it, user_module.save_it) == its
         assert later.load_it is stock.load_file
+        assert user_module.of_gdsdata == (ours.safe_open, ours.load_file, ours.save_file)
     finally:
         del sys.modules["later_user"]
 

@@ -94,9 +94,9 @@ def torch_hooks(*, safetensors: bool = False) -> Iterator[Hooks]:
 
 def install_torch_hooks(*, safetensors: bool = False) -> Hooks:
     """Install `torch_hooks` for the rest of the program, and return what reports of them."""
+    _begin()
     if safetensors:
         _safetensors().install()
-    _begin()
     return Hooks()
 
 
@@ -114,11 +114,10 @@ def are_installed() -> bool:
 def _begin() -> None:
     global _users
     with _changing:
+        for owner, name, instead in _replacements() if _users == 0 else ():  # it may raise
+            _replaced.append((owner, name, vars(owner)[name]))
+            setattr(owner, name, instead)
         _users += 1
-        if _users == 1:
-            for owner, name, instead in _replacements():
-                _replaced.append((owner, name, vars(owner)[name]))
-                setattr(owner, name, instead)
 
 
 def _end() -> None:

@@ -72,10 +72,10 @@ class Loader(DataLoaderStateMixin):  # type: ignore[misc]  # accelerate declares
 
     def __iter__(self) -> Iterator[Any]:
         self.begin()
-        self.remainder = 0  # gather_for_metrics leaves out none of the last batch
-        batches = iter(self._batches)
-        left = len(self) - self._batches.state_dict()["batches"]  # a resumed epoch has fewer
         try:
+            self.remainder = 0  # gather_for_metrics leaves out none of the last batch
+            batches = iter(self._batches)
+            left = len(self) - self._batches.state_dict()["batches"]  # a resumed epoch has fewer
             for batch in batches:
                 left -= 1
                 self.end_of_dataloader = left == 0

@@ -94,6 +94,10 @@ class TrainerMixin(_Base):  # type: ignore[misc]  # its methods go before those 
         loader = self._loader_of(data)
         if loader is None:
             return super().get_eval_dataloader(eval_dataset)
+        if data is self.train_dataset:
+            raise ValueError(
+                "eval_dataset is the training data set, whose place an evaluation would move: make a second one"
+            )
         loader.set_epoch(0)  # the same batches each time
         return loader
 

@@ -108,11 +108,8 @@ class AsyncGDSCheckpointIO(GDSCheckpointIO):
 
     def _raise_unseen(self, only_ended: bool = False) -> None:
         """Raise the first error that nobody has seen."""
-        ended = [one for one in self._unseen if one.done() or not only_ended]
-        wait(ended)
-        self._unseen = [one for one in self._unseen if one not in ended]
-        for one in ended:
-            one.result()
+        while self._unseen and (self._unseen[0].done() or not only_ended):
+            self._unseen.pop(0).result()
 
 
 class _Threads:

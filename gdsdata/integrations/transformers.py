@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-import threading
 import time
 import weakref
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from gdsdata.checkpoint.safetensors.opened import SafeSlice, resolved, safe_open
 from gdsdata.checkpoint.safetensors.planned_load import PlannedLoad
 from gdsdata.checkpoint.urls import is_url, joined, store_and_key
 from gdsdata.io import engine
+from gdsdata.storage.fork_safe import ForkSafeLock
 from gdsdata.storage.store import ObjectInfo
 
 _FILES_AT_A_TIME = 16
@@ -30,7 +30,7 @@ _OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".
 
 _loading: Any = core_model_loading
 _models: Any = modeling_utils
-_changing = threading.Lock()  # guards what follows, and the functions of transformers that are replaced
+_changing = ForkSafeLock()  # guards what follows, and the functions of transformers that are replaced
 _users = 0
 _stock: dict[str, Any] = {}
 _urls: dict[str, str] = {}  # of the objects that empty files stand for

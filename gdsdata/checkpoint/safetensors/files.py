@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
@@ -122,7 +123,7 @@ def _header_text(tensors: Any, metadata: Any) -> tuple[list[str], bytes] | None:
 
     None if `safetensors` would refuse this, or may treat it in another way.
     """
-    if type(tensors) is not dict or not all(_is_usual(name, tensor) for name, tensor in tensors.items()):
+    if type(tensors) not in (dict, OrderedDict) or not all(_is_usual(name, tensor) for name, tensor in tensors.items()):
         return None
     if metadata is not None and not (isinstance(metadata, dict) and _is_text(metadata)):
         return None

@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gdsdata.checkpoint.safetensors.files import load_file, save_file
 from gdsdata.checkpoint.safetensors.opened import safe_open
 from gdsdata.checkpoint.safetensors.stock import stock
+from gdsdata.storage.fork_safe import ForkSafeLock
 
-_changing = threading.Lock()  # guards what follows, and the names that are replaced
+_changing = ForkSafeLock()  # guards what follows, and the names that are replaced
 _users = 0
+
+
+# Objects of their own: `uninstall` must not replace what a program has imported from gdsdata.
+class _SafeOpen(safe_open):
+    pass
+
+
+_SafeOpen.__name__ = _SafeOpen.__qualname__ = safe_open.__name__
+
+
+@functools.wraps(load_file)
+def _load_file(*arguments: Any, **named: Any) -> Any:
+    return load_file(*arguments, **named)
+
+
+@functools.wraps(save_file)
+def _save_file(*arguments: Any, **named: Any) -> Any:
+    return save_file(*arguments, **named)
 
 
 def install() -> None:
@@ -31,7 +50,7 @@ def install() -> None:
     with _changing:
         _users += 1
         if _users == 1:
-            _replace([(its.safe_open, safe_open), (its.load_file, load_file), (its.save_file, save_file)])
+            _replace([(its.safe_open, _SafeOpen), (its.load_file, _load_file), (its.save_file, _save_file)])
 
 
 def uninstall() -> None:
@@ -43,7 +62,7 @@ def uninstall() -> None:
             raise RuntimeError("uninstall() without an install() before")
         _users -= 1
         if _users == 0:
-            _replace([(safe_open, its.safe_open), (load_file, its.load_file), (save_file, its.save_file)])
+            _replace([(_SafeOpen, its.safe_open), (_load_file, its.load_file), (_save_file, its.save_file)])
 
 
 @contextlib.contextmanager

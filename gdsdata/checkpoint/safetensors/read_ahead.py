@@ -6,7 +6,6 @@ import errno
 import itertools
 import os
 import re
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -15,6 +14,7 @@ from gdsdata.checkpoint.stored import Stored, bytes_of
 from gdsdata.checkpoint.tensor_reader import TensorReader
 from gdsdata.checkpoint.urls import is_url
 from gdsdata.io.options import EngineOptions
+from gdsdata.storage.fork_safe import ForkSafeLock
 
 # A tensor up to this size is read by the calling thread, if the page cache has it. A loop over 500
 # MB in 300 tensors then took 0.06 s of CPU time, and 0.18 s by the engine (two cores, 2026-11-26).
@@ -48,7 +48,8 @@ class ReadAhead:
 
     def __init__(self, tensors: Mapping[str, Stored], options: EngineOptions) -> None:
         self._tensors, self._options = tensors, options
-        self._lock = threading.Lock()  # guards everything below
+        self._lock = ForkSafeLock()  # guards everything below
+        self._process = os.getpid()
         self._orders: list[_Order] = []
         self._last: str | None = None
         self._ahead: dict[str, tuple[_Batch, torch.Tensor]] = {}
@@ -69,6 +70,9 @@ class ReadAhead:
         Stream semantics: the bytes are in place when this returns, for every stream.
         """
         with self._lock:
+            if self._process != os.getpid():  # reads of a forked child's parent never end here
+                self._process = os.getpid()
+                self._ahead.clear()
             order = self._order_with(name)
             batch, tensor = self._ahead.pop(name, (None, None))
         if batch is None and (cached := self._from_page_cache(self._tensors[name], device)) is not None:
@@ -152,7 +156,7 @@ class _Batch:
         self._reader: TensorReader | None = TensorReader(options, verify=False)
         made = self._reader.tensors({(name,): stored for name, stored in wanted.items()}, device)
         self.tensors = {str(path[0]): tensor for path, tensor in made.items()}
-        self._lock = threading.Lock()  # one thread at a time ends the reads
+        self._lock = ForkSafeLock()  # one thread at a time ends the reads
         if len(wanted) > 1:
             self._reader.begin()
 
