@@ -315,6 +315,22 @@ def test_steps_of_a_last_window_that_waits_for_room_are_not_in_memory(tmp_path, 
     opened.close()
 
 
+def test_a_last_window_that_had_room_beside_the_one_before_it_is_not_fetched_again(folder):
+    dataset = read(folder)
+    dataset.samples  # noqa: B018  (indexes the files)
+    permutation = SHAPE.permutation(1003, 16, 0, 0)
+    opened = OpenPieces(dataset._samples.index, permutation, range(8), EngineOptions(direct="always"), 60.0)
+    last = permutation.windows - 1
+    assert last > 0
+    opened.reach(permutation.steps_within(last - 2))
+    fetched = dict(opened._held)
+    assert last in fetched
+    assert all(window.result().has_room for window in fetched.values())
+    opened.reach(permutation.steps_within(last - 1))
+    assert opened._held[last] is fetched[last]
+    opened.close()
+
+
 def test_pieces_are_closed_while_a_window_waits_for_reads_that_never_begin(folder, monkeypatch, short_calls):
     dataset = read(folder)
     dataset.samples  # noqa: B018  (indexes the files)

@@ -76,6 +76,11 @@ class _Window(NamedTuple):
         return all(call.done() for call in self.calls)
 
     @property
+    def has_room(self) -> bool:
+        """Whether all of it is being read, or has been."""
+        return self.begun == len(self.begin)
+
+    @property
     def has_nothing(self) -> bool:
         """Whether all reads have ended, and none of it is in our memory."""
         return self.is_local and not any(call.result().any() for call in self.calls)
@@ -173,8 +178,9 @@ class OpenPieces(Chunks[_Window]):
             self.drop([passed])
             if passed == last - 1:
                 self._memories[passed % 2].free()
-                if last in self._held:  # else it has all of the room when it is fetched
-                    self._held[last] = self._fetchers.submit(self._fetch_rest, last, self._held[last])
+                opened = self._held.get(last)  # if it is not held, it has all of the room when it is fetched
+                if opened is not None and not (opened.done() and opened.result().has_room):
+                    self._held[last] = self._fetchers.submit(self._fetch_rest, last, opened)
         for due in range(window, min(window + 2, last + 1)):
             self.get(due)
 
@@ -189,7 +195,7 @@ class OpenPieces(Chunks[_Window]):
             if not opened.done() or not opened.result().is_local:
                 break
             waits_for_room = window == self._permutation.windows - 1 and window - 1 in self._held
-            if waits_for_room and opened.result().begun < len(opened.result().begin):
+            if waits_for_room and not opened.result().has_room:
                 break
             there = window
         return 0 if there is None else bisect.bisect_left(steps, self._permutation.steps_within(there))
