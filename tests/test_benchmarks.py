@@ -4,6 +4,7 @@ A row has figures only if all that it read was what had been written.
 """
 
 import itertools
+import json
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from importlib import import_module
 from importlib.util import find_spec
 
 import pytest
+import torch
 from helpers import REPOSITORY, torchrun
 
 BENCHMARKS = REPOSITORY / "benchmarks"
@@ -20,7 +22,7 @@ pytestmark = [
 ]
 
 
-def rows_of(script, *arguments):
+def rows_of(script, *arguments, within_s=110):
     """Return the rows of all printed tables: {first cell: other cells}. Later rows win."""
     paths = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
     ran = subprocess.run(
@@ -28,7 +30,7 @@ def rows_of(script, *arguments):
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=within_s,
     )
     assert ran.returncode == 0, ran.stderr
     lines = [line.strip("|").split("|") for line in ran.stdout.splitlines() if line.startswith("| ")]
@@ -117,6 +119,57 @@ def test_a_training_loop_says_how_idle_its_device_is(tmp_path):
         batches_per_s, alone_ms, idle, slower = rows[name]
         assert figure(batches_per_s) > 0 and figure(alone_ms) > 0 and figure(slower.rstrip("x ")) > 0, rows[name]
         assert figure(idle.split()[0]) < 100
+
+
+def test_a_loaded_model_with_other_values_than_were_saved_is_refused(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    loads = import_module("framework_loads")
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"weight": "model.safetensors"}}')
+    kind, module = loads.Model(tmp_path, "cpu", 0, False), torch.nn.Module()
+    module.weight = torch.nn.Parameter(torch.empty(30, 50, dtype=torch.bfloat16))
+    bits = module.weight.data.view(-1).view(torch.int16)
+    bits.copy_(loads.values("weight", 0, len(bits), "cpu"))
+    assert module.weight.isfinite().all() and module.weight.unique().numel() > 500
+    loads.check(module, kind)
+    bits[-1] ^= 1
+    with pytest.raises(ValueError, match="weight: the values from 0 to 1500 are not what was saved"):
+        loads.check(module, kind)
+    module.other = torch.nn.Parameter(torch.empty(3, dtype=torch.bfloat16))
+    with pytest.raises(ValueError, match=r"other tensors than the files: \['other'\]"):
+        loads.check(module, kind)
+
+
+def test_a_checkpoint_with_other_tensors_than_were_saved_is_refused(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    saves, expected = import_module("framework_saves"), {"a": torch.zeros(3), "b": torch.ones(2)}
+    saves.compare({name: one.clone() for name, one in expected.items()}, expected)
+    with pytest.raises(ValueError, match="b is not what was saved"):
+        saves.compare({"a": torch.zeros(3), "b": torch.tensor([1.0, 2.0])}, expected)
+    with pytest.raises(ValueError, match=r"other tensors than were saved: \['b'\]"):
+        saves.compare({"a": torch.zeros(3)}, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("section", "only"),
+    [
+        ("load", ("gdsdata `from_pretrained`", "safetensors `load_file`")),
+        ("checkpoint", ("hf_trainer.use", "AsyncGDSCheckpointIO")),
+        ("train", ("transformers: gdsdata", "lightning: DataLoader")),
+    ],
+)
+def test_frameworks_are_measured_and_what_they_read_and_wrote_is_verified(tmp_path, section, only):
+    for name in ("transformers", "lightning"):
+        pytest.importorskip(name)
+    small = ("--size-gb", 0.02, "--saves", 2, "--steps", 10, "--batch", 2, "--volume-kib", 64, "--workers", 1)
+    found = tmp_path / "found.json"
+    where = ("--device", "cpu", "--folder", tmp_path, "--json", found)
+    rows = rows_of("frameworks.py", *where, "--section", section, *small, "--only", *only, within_s=280)
+    measured = [cells for name, cells in rows.items() if any(part in name for part in only)]
+    assert len(measured) == 2, rows
+    assert all(figure(cells[0]) > 0 for cells in measured), measured
+    assert all(one["error"] is None for one in json.loads(found.read_text())["sections"][section]["rows"].values())
 
 
 @pytest.mark.slow
