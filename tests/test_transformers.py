@@ -1,5 +1,6 @@
 """transformers by gdsdata's engine, beside transformers alone: models, reports, errors, files."""
 
+import gc
 import os
 import runpy
 import sys
@@ -328,3 +329,27 @@ def test_the_example_trains_saves_and_loads(monkeypatch, capsys):
     assert "the same parameters: True" in printed
     assert "model.safetensors" in printed
     assert printed.endswith("read back as it was trained: True\n")
+
+
+def test_the_garbage_collector_pauses_during_a_load(folders):
+    """A full collection looks at all objects of transformers: it takes longer than reading a GB."""
+    collected = []
+
+    def note(phase, info):
+        if phase == "start" and info["generation"] > 0:
+            collected.append(info["generation"])
+
+    def collections(load):
+        collected.clear()
+        load(transformers.AutoModelForCausalLM, folders["llama"])
+        return len(collected)
+
+    thresholds = gc.get_threshold()
+    gc.set_threshold(50, 1, 1)
+    gc.callbacks.append(note)
+    try:
+        assert collections(lambda auto_class, path: auto_class.from_pretrained(path)) > 20
+        assert collections(ours.from_pretrained) <= 3  # at its ends, and while it waits for storage
+    finally:
+        gc.callbacks.remove(note)
+        gc.set_threshold(*thresholds)

@@ -17,8 +17,8 @@ from gdsdata.errors import CorruptData
 
 _MIB = 1 << 20
 # A piece has at most this many bytes, so that reading one overlaps with sending the one before. A
-# round of pieces costs the ranks some 2 ms of agreement and calls. In half the bytes, 32 GB/s of
-# reading waited for that (two H100, 2026-11-26). Records that are compared with a checksum are never cut.
+# round of pieces takes the ranks some 2 ms of agreement and calls, as long as reading 64 MiB (two
+# H100, 2026-11-26). Records that are compared with a checksum are never cut.
 PIECE_BYTES = 128 * _MIB
 # Parts that are shorter are packed, and a piece has at most so many bytes of those. Longer ones are
 # sent from where they are read to where they are wanted.
@@ -361,7 +361,7 @@ class _Chunks(NamedTuple):
 def _chunks(cuts: np.ndarray, sets: _Sets, shared: np.ndarray, piece_bytes: int) -> _Chunks:
     segment = np.flatnonzero(shared)
     begin, end = cuts[segment], cuts[segment + 1]
-    # What is longer than a piece is cut at multiples of its size, so that direct I/O finds whole pages.
+    # Longer ones are cut at multiples of a piece's size, so that direct I/O finds whole pages.
     is_cut = ~sets.whole[segment] & (end - begin > piece_bytes)
     count = np.where(is_cut, -(-end // piece_bytes) - begin // piece_bytes, 1)
     owner = np.repeat(np.arange(len(segment)), count)

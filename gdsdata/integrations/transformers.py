@@ -14,6 +14,7 @@ from typing import Any
 from transformers import core_model_loading, modeling_utils
 
 from gdsdata.checkpoint.file_writer import make_folder, sync_folder
+from gdsdata.checkpoint.gc_pause import collector_paused
 from gdsdata.checkpoint.open_object import read_object
 from gdsdata.checkpoint.safetensors.installed import install, uninstall
 from gdsdata.checkpoint.safetensors.opened import SafeSlice, resolved, safe_open
@@ -23,8 +24,7 @@ from gdsdata.io import engine
 from gdsdata.storage.fork_safe import ForkSafeLock
 from gdsdata.storage.store import ObjectInfo
 
-_FILES_AT_A_TIME = 16
-_CLOCK_STEP_S = 10.0  # a file server's clock may be behind
+_FILES_AT_A_TIME, _CLOCK_STEP_S = 16, 10.0  # a file server's clock may be behind
 # Weights that transformers cannot use beside safetensors, or that it reads by other libraries.
 _OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".gguf", ".npz", ".tflite")
 
@@ -37,6 +37,7 @@ _urls: dict[str, str] = {}  # of the objects that empty files stand for
 _loads: weakref.WeakKeyDictionary[ThreadPoolExecutor, PlannedLoad] = weakref.WeakKeyDictionary()
 
 
+@collector_paused()
 def from_pretrained(
     auto_class: Any, pretrained_model_name_or_path: str | os.PathLike[str], *args: Any, **kw: Any
 ) -> Any:
@@ -47,7 +48,7 @@ def from_pretrained(
 
     See `hooks` for what is different. For a URL, the small files of the folder (configuration,
     tokenizer) are copied to a temporary folder. Weights are read from the objects in ranges, and
-    must be safetensors files.
+    must be safetensors files. Python's garbage collector pauses meanwhile.
 
     Args:
         auto_class: a class of transformers, such as `AutoModelForCausalLM` or `AutoTokenizer`.
@@ -131,9 +132,8 @@ def hooks() -> Iterator[None]:
 
     - On the CPU, weights are read into memory. transformers alone would map the file, and read it
       when the weights are first used.
-    - Tensors that a rank reads a shard of, and those that are quantized while they are loaded, are
-      read one by one. Weights that transformers offloads to a disk, and files other than
-      safetensors, are read by transformers.
+    - Tensors that a rank reads a shard of, or that are quantized on the way, are read one by one.
+      transformers reads files other than safetensors, and weights that it offloads to a disk.
     """
     global _users
     install()

@@ -82,7 +82,8 @@ def _replace(pairs: Sequence[tuple[Any, Any]]) -> None:
         if name == "gdsdata" or name.startswith("gdsdata."):
             continue
         names = getattr(module, "__dict__", None)
-        if type(names) is dict:
+        # Few modules have one of them, and the others are passed over at the speed of C.
+        if type(names) is dict and not instead.keys().isdisjoint(map(id, list(names.values()))):
             for key, value in list(names.items()):
                 if id(value) in instead:
                     names[key] = instead[id(value)]
