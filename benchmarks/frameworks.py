@@ -14,14 +14,17 @@
   device. Idle is the share of the loop in which the device takes no step.
 
 Rows take turns in random order, each in a process of its own. All that they read and wrote is
-verified. Cells are medians, with the lowest and the highest if there are several.
+verified. Cells are medians, with the lowest and the highest if there are several. A run that is
+stopped (SIGTERM, as of `timeout`, or Ctrl-C) prints the table of the turns that it took.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import random
 import shutil
+import signal
 import statistics
 import sys
 from importlib import metadata
@@ -70,6 +73,15 @@ def table(columns, rows):
         print("| " + " | ".join([name, *cells, *[""] * (len(columns) - 1 - len(cells))]) + " |", flush=True)
 
 
+@contextlib.contextmanager
+def stopped_early():
+    """Leave the block at Ctrl-C. What follows has no more turns."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("\nStopped: turns are missing.")
+
+
 def asked(chosen, name):
     return not chosen.only or any(part in name for part in chosen.only)
 
@@ -111,20 +123,21 @@ def load(chosen):
     rows |= {name: (loads.loading, name, model) for name in loads.LOADS if asked(chosen, name)}
     results = {name: {"first": [], "later": [], "error": None} for name in rows}
     shares = []
-    for done in range(chosen.rounds):
-        progress(f"load: {done} of {chosen.rounds} rounds")
-        turns = [Turns(name, "", *rows[name]) for name, found in results.items() if found["error"] is None]
-        shares.append(0.0 if chosen.cold else system.warm(model.shards))
-        for turn in random.sample([turn.made() for turn in turns], len(turns)):
-            for kind in ("first",) if chosen.cold else ("first", "later"):
-                if chosen.cold and turn.error is None:
-                    shares.append(system.drop(model.shards))
-                if turn.error is None:
-                    turn.take()
-                if turn.error is None:
-                    results[turn.name][kind].append(turn.results[-1])
-            turn.end()
-            results[turn.name]["error"] = turn.error and turn.why_not
+    with stopped_early():
+        for done in range(chosen.rounds):
+            progress(f"load: {done} of {chosen.rounds} rounds")
+            turns = [Turns(name, "", *rows[name]) for name, found in results.items() if found["error"] is None]
+            shares.append(0.0 if chosen.cold else system.warm(model.shards))
+            for turn in random.sample([turn.made() for turn in turns], len(turns)):
+                for kind in ("first",) if chosen.cold else ("first", "later"):
+                    if chosen.cold and turn.error is None:
+                        shares.append(system.drop(model.shards))
+                    if turn.error is None:
+                        turn.take()
+                    if turn.error is None:
+                        results[turn.name][kind].append(turn.results[-1])
+                turn.end()
+                results[turn.name]["error"] = turn.error and turn.why_not
     kept = f"{max(shares):.0%} stayed in the page cache" if chosen.cold else f"{min(shares):.0%} in the page cache"
     state = "cold" if chosen.cold else "warm"
     print(f"\n## load, {state}\n\n{model.size_bytes / GB:.2f} GB in {len(model.shards)} shards, {kept}")
@@ -161,17 +174,20 @@ def checkpoint(chosen):
     saves.write_tokens(work)
     results = {name: {"turns": [], "error": None} for name in saves.SAVES if asked(chosen, name)}
     limits = []
-    for done in range(chosen.save_rounds):
-        progress(f"checkpoint: {done} of {chosen.save_rounds} rounds")
-        turns = [Turns(name, "", saves.saving, name, work) for name, found in results.items() if found["error"] is None]
-        for turn in random.sample([turn.made() for turn in turns], len(turns)):
-            if turn.error is None:
-                turn.take()
-            results[turn.name]["turns"] += turn.results
-            results[turn.name]["error"] = turn.error and turn.why_not
-            turn.end()
-            saves.clear(work)
-        limits.append(only_turn("limits", saves.saving_limits, work))
+    with stopped_early():
+        for done in range(chosen.save_rounds):
+            progress(f"checkpoint: {done} of {chosen.save_rounds} rounds")
+            turns = [
+                Turns(name, "", saves.saving, name, work) for name, found in results.items() if found["error"] is None
+            ]
+            for turn in random.sample([turn.made() for turn in turns], len(turns)):
+                if turn.error is None:
+                    turn.take()
+                results[turn.name]["turns"] += turn.results
+                results[turn.name]["error"] = turn.error and turn.why_not
+                turn.end()
+                saves.clear(work)
+            limits.append(only_turn("limits", saves.saving_limits, work))
     print(f"\n## checkpoint\n\n{size_bytes / GB:.2f} GB of parameters and moments; {chosen.saves} saves a run")
     written, staged = ([one.get(f"{what}_gb_per_s") for one in limits] for what in ("written", "staged"))
     print(f"\nLimits, GB/s: O_DIRECT write, synced {cell(written)}; pinned copy to the host {cell(staged) or '-'}")
@@ -215,10 +231,11 @@ def train(chosen):
                 turns.append(Turns(f"{trainer}: {name}", "", steps.stepping, trainer, loader, work, count))
     turns = [turn.made() for turn in turns]
     share = 1.0
-    for done in range(chosen.rounds):
-        progress(f"train: {done} of {chosen.rounds} rounds")
-        share = min(share, system.warm(work.files))
-        take_all(turns)
+    with stopped_early():
+        for done in range(chosen.rounds):
+            progress(f"train: {done} of {chosen.rounds} rounds")
+            share = min(share, system.warm(work.files))
+            take_all(turns)
     for turn in turns:
         turn.end()
     results = {turn.name: {"turns": turn.results, "error": turn.error and turn.why_not} for turn in turns}
@@ -272,6 +289,7 @@ def main():
     parser.add_argument("--json", type=Path, help="file for all results")
     chosen = parser.parse_args()
     devices.check(chosen.device)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     chosen.folder = chosen.folder.absolute()
