@@ -4,7 +4,7 @@ import warnings
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from gdsdata.formats import Tokens
@@ -53,6 +53,7 @@ def test_another_dtype_is_told_with_what_the_file_seems_to_be(tmp_path, written,
     st.integers(0, 2**32),
     st.floats(0, 0.45),
 )
+@example("uint16", 2, 64, 0, 0.02)  # one mark, in the place of a lower half
 @many
 def test_tokens_of_any_vocabulary_cause_no_alarm(dtype, vocabulary, count, seed, other_part):
     """This holds for any number of tokens, and with -100 or the largest integer as a mark."""

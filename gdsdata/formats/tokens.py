@@ -162,7 +162,7 @@ def seeming_dtype(head: bytes, dtype: np.dtype) -> str | None:
     halves = np.frombuffer(head[: len(head) // (2 * width) * (2 * width)], dtype.newbyteorder("<")).reshape(-1, 2)
     lower, upper = halves.T
     most = _LARGEST_UPPER_HALF if width == 2 else 0
-    if width == 8 or lower.max() < 256 or upper.min() < 0 or upper.max() > most:
+    if width == 8 or not (lower[lower != np.iinfo(dtype).max] >= 256).any() or upper.min() < 0 or upper.max() > most:
         return None
     return "int64" if width == 4 or not halves[1::2].any() else "uint32"
 
