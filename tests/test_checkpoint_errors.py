@@ -5,7 +5,9 @@ import json
 import os
 import pickle
 import re
+import sys
 import threading
+import types
 
 import numpy as np
 import pytest
@@ -88,6 +90,19 @@ def test_what_weights_only_refuses_keeps_torchs_type_and_words_behind_the_path(t
     with pytest.raises(pickle.UnpicklingError, match="GLOBAL .*Unknown was not an allowed global") as caught:
         gdsdata.load(path, **arguments)
     assert str(caught.value).startswith(f"'{path}' of ")
+
+
+@pytest.mark.parametrize("is_imported", [True, False])
+def test_a_class_of_a_package_that_is_not_imported_says_to_import_it(tmp_path, monkeypatch, is_imported):
+    package = types.ModuleType("unimported_package")
+    package.Unknown = type("Unknown", (), {"__module__": "unimported_package"})
+    monkeypatch.setitem(sys.modules, "unimported_package", package)
+    torch.save({"model": package.Unknown()}, tmp_path / "x.pt")
+    if not is_imported:
+        monkeypatch.delitem(sys.modules, "unimported_package")
+    with pytest.raises(pickle.UnpicklingError, match="GLOBAL unimported_package.Unknown was not an allowed") as caught:
+        gdsdata.load(tmp_path / "x.pt")
+    assert ("unimported_package is not imported here" in str(caught.value)) is not is_imported
 
 
 def test_a_class_that_is_gone_is_an_attribute_error_with_the_path_and_a_remedy(tmp_path, monkeypatch):

@@ -57,6 +57,44 @@ class OwnTensor(torch.Tensor):
     pass
 
 
+class Coded(torch.Tensor):
+    """Codes and a scale. As the states of torchao's optimizers, it has no clone()."""
+
+    @staticmethod
+    def __new__(cls, codes: torch.Tensor, scale: torch.Tensor, signed: bool = True) -> "Coded":
+        return torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=torch.float32, device=codes.device)
+
+    def __init__(self, codes: torch.Tensor, scale: torch.Tensor, signed: bool = True) -> None:
+        self.codes, self.scale, self.signed = codes, scale, signed
+
+    def __repr__(self) -> str:
+        return f"Coded({self.codes!r}, {self.scale!r}, {self.signed})"
+
+    def __tensor_flatten__(self) -> tuple[list[str], bool]:
+        return ["codes", "scale"], self.signed
+
+    @staticmethod
+    def __tensor_unflatten__(inner: dict[str, torch.Tensor], signed: bool, size: Any, stride: Any) -> "Coded":
+        return Coded(inner["codes"], inner["scale"], signed)
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
+        one = arguments[0]
+        if function is torch.ops.aten.copy_.default and type(arguments[1]) is Coded:
+            if one.signed != arguments[1].signed:
+                raise ValueError("one has signs")
+            one.codes.copy_(arguments[1].codes)
+            one.scale.copy_(arguments[1].scale)
+            return one
+        if function in (torch.ops.aten.detach.default, torch.ops.aten._to_copy.default):
+            return Coded(one.codes, one.scale, one.signed)
+        if function is torch.ops.aten.view.default:
+            return Coded(one.codes.view(*arguments[1:]), one.scale, one.signed)
+        if function is torch.ops.aten.is_pinned.default:
+            return False
+        raise NotImplementedError(f"Coded has no {function}")
+
+
 class WithoutStorage:
     """Pickled as a tensor of a device without storages (XLA and the like)."""
 
@@ -85,6 +123,10 @@ def quantized(scale: float = 0.1) -> torch.Tensor:
 def quantized_by_channel(scale: float = 0.1) -> torch.Tensor:
     scales, zeros = torch.tensor([scale, 0.2]), torch.tensor([0, 1])
     return torch.quantize_per_channel(values(2, 3), scales, zeros, 0, torch.qint8)
+
+
+def coded(factor: int = 1, signed: bool = True) -> torch.Tensor:
+    return Coded(torch.arange(6, dtype=torch.uint8).reshape(3, 2) * factor, torch.tensor([0.5 * factor]), signed)
 
 
 def masked(factor: float = 1.0) -> torch.Tensor:
@@ -121,6 +163,8 @@ OTHERS: dict[str, Callable[[], Any]] = {
     "logging": lambda: LoggingTensor(values(3)),
     "diagonal": lambda: DiagTensorBelow(values(3)),
     "not a wrapper": lambda: NonWrapperTensor(values(3)),
+    "coded": coded,
+    "dtensor of coded": lambda: sharded(coded()),
     "causal bias": lambda: torch.nn.attention.bias.causal_lower_right(3, 4),
     "collective": lambda: torch.distributed._functional_collectives.AsyncCollectiveTensor(values(3)),
 }
@@ -214,6 +258,8 @@ EMPTIED = {
     "quantized": lambda: quantized(scale=0.7),
     "quantized by channel": lambda: quantized_by_channel(scale=0.7),
     "masked": lambda: masked(factor=0.0),
+    "coded": lambda: coded(factor=0),
+    "dtensor of coded": lambda: sharded(coded(factor=0)),
     "diagonal": KINDS["diagonal"],
 }
 
@@ -431,6 +477,29 @@ def test_tensors_of_zeros_without_memory_are_never_read_into(tmp_path):
         dcp.load(target, storage_reader=gdsdata.GDSStorageReader(tmp_path / "dcp"))
 
 
+def module_of(make: Callable[[], torch.Tensor]) -> torch.nn.Module:
+    made = torch.nn.Module()
+    made.weight = torch.nn.Parameter(make(), requires_grad=False)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("saved", "other", "words"),
+    [
+        (coded, lambda: torch.zeros(3, 2), "weight was saved as a Coded and is a Tensor here"),
+        (lambda: torch.zeros(3, 2), coded, "weight was saved as a Tensor and is a Coded here"),
+    ],
+)
+def test_a_model_whose_tensors_have_another_kind_is_an_error_that_names_both(tmp_path, saved, other, words):
+    with gdsdata.AsyncCheckpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, {"model": module_of(saved), "weights": {"it": saved()}}).result()
+        with torch.serialization.safe_globals([Coded]):
+            with pytest.raises(ValueError, match=words + ": make .* as it was when it was saved"):
+                checkpointer.restore({"model": module_of(other)})
+            with pytest.raises(ValueError, match=r"weights\.it .*: make .* as it was when it was saved"):
+                checkpointer.restore({"weights": {"it": other()}})
+
+
 # ------------------------------------------------------------------------------------------------ torchao's
 
 QUANTIZED_BY = [
@@ -473,6 +542,20 @@ def test_what_torchao_quantized_is_saved_and_loaded_as_by_torch(tmp_path, kind, 
     gdsdata.save(state, tmp_path / "ours.pt")
     assert attempt(lambda: gdsdata.load(tmp_path / "ours.pt", weights_only=weights_only)) == expected
     assert attempt(lambda: gdsdata.load(tmp_path / "ours.pt", only=["*"], weights_only=weights_only)) == expected
+
+
+@pytest.mark.parametrize("kind", [*QUANTIZED_BY, *OPTIMIZER_STATES, "NF4"])
+def test_what_torchao_quantized_is_read_into_the_same_and_never_into_other_tensors(tmp_path, kind):
+    gdsdata.save({"it": quantized_by_torchao(kind)}, tmp_path / "x.pt")
+    target = {"it": (it := quantized_by_torchao(kind))}
+    codes = getattr(it, it.__tensor_flatten__()[0][0])
+    codes.copy_(torch.ones_like(codes))
+    expected = form(gdsdata.load(tmp_path / "x.pt"))[1:]  # without the pickle, which counts attributes
+    assert form({"it": it})[1:] != expected
+    gdsdata.load(tmp_path / "x.pt", into=target)
+    assert target["it"] is it and form({"it": it})[1:] == expected
+    with pytest.raises(ValueError, match="it in .* load it without into="):
+        gdsdata.load(tmp_path / "x.pt", into={"it": torch.zeros(it.shape, dtype=it.dtype)})
 
 
 @pytest.mark.parametrize("config", QUANTIZED_BY)

@@ -9,6 +9,8 @@ import contextlib
 import glob
 import os
 import pickle
+import re
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -149,6 +151,8 @@ _KEPT_TYPES = (
 )  # fmt: skip
 # Words in torch's RuntimeErrors about files that are cut short or damaged.
 _DAMAGE = ("PytorchStreamReader", "unexpected EOF", "wrong byte size", "nvalid magic number", "orrupt")
+# torch's words about a class that weights_only forbids: its module.
+_FORBIDDEN_CLASS = re.compile(r"GLOBAL ([\w.]+)\.\w+ was not an allowed global")
 
 
 def _explained(error: Exception, place: str, head: bytes, weights_only: bool | None) -> Exception:
@@ -166,6 +170,9 @@ def _explained(error: Exception, place: str, head: bytes, weights_only: bool | N
     remedy = ""
     if isinstance(error, (ImportError, AttributeError)):
         remedy = ". The file names what cannot be imported here: install it, or import what defines it first"
+    elif (forbidden := _FORBIDDEN_CLASS.search(said)) and forbidden[1] not in sys.modules:
+        allows = "some packages allow torch to load their classes when they are imported, as torchao does"
+        remedy = f"\n{forbidden[1]} is not imported here: {allows}. Import it first"
     return type(error)(f"{place}: {said}{remedy}")
 
 

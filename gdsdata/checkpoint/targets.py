@@ -9,7 +9,14 @@ from typing import Any, TypeGuard
 import torch
 
 from gdsdata.checkpoint.stored import Stored
-from gdsdata.checkpoint.tensor_kinds import are_of_one_kind, copy_into, has_own_memory, is_plain, takes_copy_of
+from gdsdata.checkpoint.tensor_kinds import (
+    AS_IT_WAS,
+    are_of_one_kind,
+    copy_into,
+    has_own_memory,
+    is_plain,
+    takes_copy_of,
+)
 from gdsdata.checkpoint.tensor_reader import TensorReader
 from gdsdata.checkpoint.tree import Path, leaves, name_of
 
@@ -82,7 +89,7 @@ def check_fits(path: str, place: Path, target: Any, leaf: Any, dtype: torch.dtyp
     if not has_own_memory(target) or not (isinstance(leaf, Stored) or has_own_memory(leaf)):
         raise ValueError(
             f"{name_of(place)} in '{path}' is {_described(leaf)}, and the tensor to fill is {_described(target)}: "
-            "one cannot be copied into the other; load it without into="
+            f"one cannot be copied into the other: {AS_IT_WAS}, or load it without into="
         )
     raise ValueError(
         f"{name_of(place)} in '{path}' has shape {tuple(leaf.shape)} and dtype {leaf.dtype}, and the tensor to "

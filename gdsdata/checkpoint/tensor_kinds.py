@@ -9,6 +9,9 @@ import torch
 from gdsdata import torch_private
 from gdsdata.checkpoint.tree import any_leaf, leaves, name_of
 
+# A remedy, in messages.
+AS_IT_WAS = "make the model as it was when it was saved, for example by the same quantize_() of torchao"
+
 
 def is_plain(tensor: torch.Tensor) -> bool:
     """Return whether dtype, shape, strides and bytes describe the tensor fully."""
@@ -77,12 +80,32 @@ def are_of_one_kind(one: Any, other: Any) -> bool:
 
 
 def takes_copy_of(target: torch.Tensor, source: torch.Tensor) -> bool:
-    """Return whether `Tensor.copy_` works; it is tried with a clone of ``target``."""
+    """Return whether `Tensor.copy_` works; it is tried with a copy of ``target``."""
     try:
-        target.detach().clone().copy_(source.detach())
+        _copied(target.detach()).copy_(source.detach())
     except Exception:  # each kind raises its own types
         return False
     return True
+
+
+def _copied(tensor: torch.Tensor) -> Any:
+    """Return a tensor of the same kind in new memory.
+
+    Some classes have ``copy_``, and not ``clone``: the states of torchao's optimizers do. Such a
+    tensor is made of copies of those that it holds.
+
+    Raises:
+        Exception: whatever the class raises that permits neither.
+    """
+    try:
+        return tensor.clone()
+    except Exception:
+        if not hasattr(tensor, "__tensor_flatten__"):
+            raise
+    names, context = tensor.__tensor_flatten__()
+    held = {name: getattr(tensor, name) for name in names}
+    copies = {name: _copied(one) if isinstance(one, torch.Tensor) else one for name, one in held.items()}
+    return type(tensor).__tensor_unflatten__(copies, context, tensor.shape, tensor.stride())  # type: ignore[attr-defined]
 
 
 @torch.no_grad()

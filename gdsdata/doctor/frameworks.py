@@ -49,6 +49,7 @@ FRAMEWORKS = (
     Framework(("deepspeed",), None, None, (_HOOKS,)),
     Framework(("vllm",), None, None, ()),
     Framework(("sglang",), None, None, ()),
+    Framework(("torchao",), (0, 18), (0, 18), (_HOOKS, "AsyncCheckpointer")),
     Framework(("ray",), None, None, (_HOOKS,)),
 )
 

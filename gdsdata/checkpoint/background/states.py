@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from gdsdata.checkpoint.dtensors import has_dtensors
+from gdsdata.checkpoint.tensor_kinds import AS_IT_WAS, dispatches
 from gdsdata.torch_private import init_optimizer_state
 
 
@@ -77,7 +78,23 @@ def load_state(name: str, one: Any, found: Any, place: str) -> None:
     except RuntimeError as error:
         if not isinstance(one, torch.nn.Module) or not str(error).startswith("Error(s) in loading state_dict"):
             raise
-        raise ValueError(f"{place} does not fit {name!r}: {error}") from error
+        other = _of_another_kind(one, found)
+        why = str(error) if other is None else f"{other}: {AS_IT_WAS}. {error}"
+        raise ValueError(f"{place} does not fit {name!r}: {why}") from error
+
+
+def _of_another_kind(module: torch.nn.Module, found: Any) -> str | None:
+    """Return words for the first tensor of a module that was saved as another kind of tensor.
+
+    For example, one of them is quantized. None if there is none.
+    """
+    for key, tensor in module.state_dict().items():
+        saved = found.get(key)
+        if isinstance(saved, torch.Tensor) and (dispatches(saved) or dispatches(tensor)):
+            kinds = type(saved).__name__, type(tensor).__name__
+            if kinds[0] != kinds[1]:
+                return f"{key} was saved as a {kinds[0]} and is a {kinds[1]} here"
+    return None
 
 
 def is_counted(one: Any) -> bool:
