@@ -1,5 +1,6 @@
 """`torch_hooks` reach every way to torch's checkpoint functions, and report what they served."""
 
+import concurrent.futures
 import gc
 import io
 import os
@@ -9,6 +10,7 @@ import threading
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -25,9 +27,10 @@ from torch.distributed.fsdp import StateDictType
 import gdsdata
 import gdsdata.safetensors
 from gdsdata import torch_private
-from gdsdata.checkpoint import hooks, hooks_files, hooks_report
+from gdsdata.checkpoint import hooks, hooks_dcp, hooks_files, hooks_report
 from gdsdata.checkpoint.dcp.storage_reader import GDSStorageReader
 from gdsdata.checkpoint.dcp.storage_writer import GDSStorageWriter
+from gdsdata.checkpoint.torch_zip import mapped_storages
 from gdsdata.errors import IoError
 
 pytestmark = [
@@ -252,6 +255,36 @@ def test_what_a_map_location_function_does_wrong_ends_in_torchs_error(tmp_path, 
     assert errors[0] == errors[1]
 
 
+@pytest.mark.parametrize("make", [lambda: torch.from_numpy(np.zeros(3)).untyped_storage(), lambda: 1 / 0])
+def test_a_map_location_function_is_never_called_twice_for_a_storage(tmp_path, make):
+    torch.save([torch.arange(3), torch.arange(5), torch.arange(7)], tmp_path / "x.pt")
+    calls = []
+
+    def function(storage, location):
+        calls[-1].append(storage.nbytes())
+        return make() if storage.nbytes() == 40 else storage
+
+    errors = []
+    for hooked in (False, True):
+        calls.append([])
+        with gdsdata.torch_hooks() if hooked else tempfile.TemporaryFile(), pytest.raises(Exception) as error:
+            torch.load(tmp_path / "x.pt", function)
+        errors.append((type(error.value), str(error.value).splitlines()[0]))
+    assert calls == [[24, 40], [24, 40]] and errors[0] == errors[1]
+
+
+def test_storages_are_read_ahead_of_a_map_location_function_within_a_bound(tmp_path, monkeypatch):
+    monkeypatch.setattr(mapped_storages, "_AHEAD_BYTES", 10_000)
+    made, ahead = [], []
+    make = mapped_storages.new_storage
+    monkeypatch.setattr(mapped_storages, "new_storage", lambda size, device: made.append(size) or make(size, device))
+    sizes = [4000, 4000, 4000, 24_000, 4000]
+    torch.save([torch.zeros(size, dtype=torch.uint8) for size in sizes], tmp_path / "x.pt")
+    with gdsdata.torch_hooks():
+        torch.load(tmp_path / "x.pt", lambda storage, location: ahead.append(sum(made[len(ahead) :])) or storage)
+    assert ahead == [8000, 4000, 4000, 24_000, 4000]
+
+
 @pytest.mark.gpu
 def test_a_function_as_map_location_may_move_storages_to_the_gpu(tmp_path):
     state = {"a": torch.arange(5000, device="cuda"), "b": torch.arange(3)}
@@ -372,6 +405,32 @@ def test_a_save_in_a_process_of_its_own_is_gdsdatas(tmp_path):
     found = {"a": torch.zeros(100, dtype=torch.int64)}
     dcp.load(found, checkpoint_id=str(tmp_path / "within"))
     assert torch.equal(found["a"], torch.arange(100))
+
+
+def test_a_writer_that_stays_torchs_in_a_save_process_is_reported_with_the_reason_for_it(tmp_path, monkeypatch):
+    class Mine(dcp.FileSystemWriter):
+        pass
+
+    class Executor:
+        def execute_save(self, staged, **named):
+            return concurrent.futures.Future()
+
+    monkeypatch.setattr(torch_private, "saves_in_process", lambda executor: True)
+    save = hooks_dcp._with_our_writer(Executor, Executor.execute_save)
+    early = dcp.FileSystemWriter(tmp_path)
+    with gdsdata.torch_hooks() as hooks:
+        for writer in (
+            early,
+            Mine(tmp_path),
+            dcp.FileSystemWriter(tmp_path, False),
+            gdsdata.GDSStorageWriter(tmp_path),
+        ):
+            save(Executor(), {}, storage_writer=writer)
+    assert [reason for call, reason in reasons(hooks) if call == "dcp.async_save (process)"] == [
+        "a class of its own: Mine",
+        "its storage writer was made before the hooks",
+        "single_file_per_rank=False",
+    ]
 
 
 # --- frameworks -------------------------------------------------------------------------------------------------------

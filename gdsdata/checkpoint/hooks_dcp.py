@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import time
+import weakref
 from concurrent.futures import Future
 from enum import Enum
 from typing import Any
@@ -33,6 +34,9 @@ _of_writer, _of_reader = inspect.signature(_make_writer), inspect.signature(_mak
 # Arguments of torch's classes that gdsdata does not serve unless they are the default. It follows
 # the others, or they only say how torch writes: gdsdata syncs files, and has threads of its own.
 _NOT_SERVED = ("single_file_per_rank", "_extensions", "serialization_format", "_extension_registry")
+
+# Why writers that were made under hooks stayed torch's.
+_reasons: weakref.WeakKeyDictionary[FileSystemWriter, str] = weakref.WeakKeyDictionary()
 
 
 def replacements() -> list[tuple[Any, str, Any]]:
@@ -74,6 +78,8 @@ class HookedStorageReader(GDSStorageReader):
 def _init_writer(self: Any, *arguments: Any, **named: Any) -> None:
     _make_writer(self, *arguments, **named)
     if reason := _why_not(self, FileSystemWriter, _of_writer, arguments, named):
+        if type(self) is FileSystemWriter:
+            _reasons[self] = reason
         COUNTS.left("dcp.FileSystemWriter", reason, self.path)
     elif type(self) is FileSystemWriter:
         self.__class__ = HookedStorageWriter
@@ -105,6 +111,15 @@ def _why_not(
     return ""
 
 
+def _why_torchs(writer: Any) -> str:
+    """Return why a storage writer that was given to a save is not one of gdsdata's."""
+    if writer is None:
+        return "it has no checkpoint_id"
+    if type(writer) is not FileSystemWriter:
+        return f"a class of its own: {type(writer).__name__}"
+    return _reasons.get(writer, "its storage writer was made before the hooks")
+
+
 def _take_over(made: Any, arguments: tuple[Any, ...], named: dict[str, Any], signature: inspect.Signature) -> None:
     """Give an object that torch's class has made what gdsdata's class needs."""
     made.fs, made.path = place_of(signature.bind(made, *arguments, **named).arguments["path"])
@@ -130,8 +145,8 @@ def _with_our_writer(executor: type, its: Any) -> Any:
         future = its(self, staged, checkpoint_id=checkpoint_id, storage_writer=storage_writer, **named)
         if in_process and isinstance(storage_writer, HookedStorageWriter):
             future.add_done_callback(functools.partial(_count, begin_s=begin_s))
-        elif in_process:
-            COUNTS.left("dcp.async_save (process)", "its storage writer was made before the hooks", checkpoint_id)
+        elif in_process and not isinstance(storage_writer, GDSStorageWriter):
+            COUNTS.left("dcp.async_save (process)", _why_torchs(storage_writer), checkpoint_id)
         return future
 
     return execute_save

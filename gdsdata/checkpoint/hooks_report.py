@@ -108,9 +108,9 @@ class Counts:
         self._examples: dict[_Key, str] = {}  # the newest of each
         self._within = threading.local()  # has `call` while this thread is in a call that gdsdata serves
 
-    def served(self, call: str, size_bytes: int, seconds: float, calls: int = 1) -> None:
+    def served(self, call: str, size_bytes: int, seconds: float) -> None:
         with self._lock:
-            self._served[call] = self._served.get(call, Served()).plus(calls, size_bytes, seconds)
+            self._served[call] = self._served.get(call, Served()).plus(1, size_bytes, seconds)
 
     def left(self, call: str, reason: str, example: object) -> None:
         """Count a call that torch does itself, unless it is a part of one that gdsdata serves.

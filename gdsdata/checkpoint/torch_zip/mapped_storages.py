@@ -16,15 +16,15 @@ from gdsdata.checkpoint.tensor_reader import TensorReader
 from gdsdata.checkpoint.torch_zip.archive import Archive
 from gdsdata.checkpoint.torch_zip.archive_reader import rebuilt
 from gdsdata.checkpoint.torch_zip.torch_unpickling import unpickle_by_torch_with
-from gdsdata.checkpoint.torch_zip.unpickling import NotPlain, SavedStorage, Unusual, unpickle_plain
+from gdsdata.checkpoint.torch_zip.unpickling import SavedStorage, Unusual, unpickle_plain
 from gdsdata.errors import CorruptData
 from gdsdata.io.new_memory import new_storage
 from gdsdata.io.options import EngineOptions
 
 Function = Callable[[torch.UntypedStorage, str], Any]
 
-# Storages are read ahead of the function until they have this size. If it moves them to a GPU, the
-# CPU never has more of them, or one larger storage.
+# The most that is read ahead of the function, or one larger storage. If it moves storages to a GPU,
+# the CPU never has more of them.
 _AHEAD_BYTES = 1 << 30
 
 
@@ -41,9 +41,9 @@ def read_mapped(archive: Archive, function: Function, weights_only: bool, option
 
     Raises:
         pickle.UnpicklingError: ``weights_only`` forbids something in the pickle.
-        NotPlain: only torch.load can find out what the file has. The function was not called.
+        NotPlain: only torch.load can find out what the file has. The function has not been called.
         CorruptData, IoError: as `TensorReader.run`.
-        Exception: the function's own.
+        Exception: the function's own, or torch's about a storage that it returned.
     """
     saved = _plain_storages(archive)
     storages = _MappedStorages(archive, archive.storages if saved is None else saved, function, options)
@@ -52,10 +52,8 @@ def read_mapped(archive: Archive, function: Function, weights_only: bool, option
         return unpickle_by_torch_with(archive.file, storages.next, weights_only)
     try:
         return unpickle_plain(archive.pickled, archive.record_of, storages.rebuild, torch.nn.Parameter)
-    except Unusual:
-        if storages.error is not None:
-            raise storages.error from None
-        raise NotPlain("its tensors cannot be made") from None  # memory, for example: torch raises its own error
+    except Unusual as unusual:  # not the pickle, which was found to be plain
+        raise (unusual.__cause__ or unusual) from None
 
 
 def _plain_storages(archive: Archive) -> list[SavedStorage] | None:
@@ -81,11 +79,7 @@ def _plain_storages(archive: Archive) -> list[SavedStorage] | None:
 
 
 class _MappedStorages:
-    """Reads storages ahead, and maps each when it is first asked for.
-
-    Attributes:
-        error: what the function, or a read, raised.
-    """
+    """Reads storages ahead, and maps each when it is first asked for."""
 
     def __init__(
         self, archive: Archive, saved: Sequence[SavedStorage], function: Function, options: EngineOptions
@@ -95,17 +89,12 @@ class _MappedStorages:
         self._read_count = 0
         self._mapped: list[torch.UntypedStorage] = []  # in the order of `_saved`
         self._by_key: dict[str, torch.UntypedStorage] = {}
-        self.error: Exception | None = None
 
     def rebuild(self, saved: SavedStorage, stored: Stored, requires_grad: bool) -> torch.Tensor:
         """Return a tensor on its mapped storage."""
         storage = self._by_key.get(saved.key)
         if storage is None:
-            try:
-                storage = self._by_key[saved.key] = self._map_next(saved)
-            except Exception as error:
-                self.error = error
-                raise
+            storage = self._by_key[saved.key] = self._map_next(saved)
         return rebuilt(storage, stored, requires_grad)
 
     def next(self, made_by_torch: torch.UntypedStorage, location: str) -> torch.UntypedStorage:
@@ -132,13 +121,14 @@ class _MappedStorages:
         reader = TensorReader(self._options, verify=False)
         size_bytes = 0
         try:
-            while self._read_count < len(self._saved) and (size_bytes < _AHEAD_BYTES or not self._read):
-                saved = self._saved[self._read_count]
+            for saved in self._saved[self._read_count :]:
+                size_bytes += saved.size_bytes
+                if size_bytes > _AHEAD_BYTES and self._read:
+                    break
                 storage = new_storage(saved.size_bytes, torch.device("cpu"))
                 reader.bytes_into(bytes_of_storage(storage), self._archive.record_of(saved), 0, f"storage {saved.key}")
                 self._read.append(storage)
                 self._read_count += 1
-                size_bytes += saved.size_bytes
         except BaseException:
             reader.cancel()
             raise
