@@ -1,5 +1,6 @@
 """`python -m gdsdata.doctor --frameworks`: versions, adapters, and whether hooks are in place."""
 
+import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -65,13 +66,25 @@ def test_the_program_prints_frameworks_and_imports_none(capsys, monkeypatch, hoo
         assert program.main(["--frameworks"]) == 0
     assert not {"accelerate", "lightning", "transformers", "peft"} & (set(sys.modules) - before)
     said = capsys.readouterr().out
-    assert f"torch_hooks {'are' if hooked else 'are not'} in place" in said
+    # The command's own process is not the one that a user asks about.
+    assert ("torch_hooks are in place in this process" in said) is hooked and "are not in place" not in said
+    assert ("A program has torch_hooks of its own" in said) is not hooked
     (line,) = [line for line in said.splitlines() if line.startswith("torch ")]
     assert line.split()[1] == importlib.metadata.version("torch") and line.endswith("gdsdata.torch_hooks")
+
+
+@pytest.mark.parametrize("hooked", [True, False])
+def test_a_program_that_prints_the_table_learns_of_its_own_hooks(hooked):
+    with gdsdata.torch_hooks() if hooked else contextlib.nullcontext():
+        said = frameworks.as_text(frameworks.installed())
+    assert said.endswith(f"gdsdata.torch_hooks {'are' if hooked else 'are not'} in place in this process.")
 
 
 def test_frameworks_as_json(capsys):
     assert program.main(["--frameworks", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
-    assert said["hooks"] is False
+    assert said["hooks"] is None  # those of other programs are not known
+    with gdsdata.torch_hooks():
+        assert program.main(["--frameworks", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["hooks"] is True
     assert said["frameworks"][0]["name"] == "torch" and len(said["frameworks"]) == len(frameworks.FRAMEWORKS)

@@ -114,9 +114,10 @@ def test_the_training_data_are_no_evaluation_data(folder):
 
 
 def test_an_evaluation_reads_all_of_its_data_set_each_time(folder):
-    evaluate = data_of(folder, shuffle=False)
+    evaluate = data_of(folder, shuffle=True)
     trainer = hf_trainer.use(trainer_of(folder, evaluate=evaluate), train=data_of(folder))
-    expected = [list(range(begin, min(begin + 8, 103))) for begin in range(0, 103, 8)]
+    expected = [batch["values"][:, 0].tolist() for batch in data_of(folder, shuffle=True)]
+    assert sorted(sum(expected, [])) == list(range(103)) != sum(expected, [])
     for _ in range(2):
         trainer.model.seen.clear()
         trainer.evaluate()
@@ -148,6 +149,22 @@ def test_a_class_may_derive_from_the_mixin(folder):
     trainer.train()
     assert type(trainer) is Mine and len(batches_of(trainer)) == 13
     assert (folder / "run" / "checkpoint-13" / hf_trainer.STATE_FILE).exists()
+
+
+@pytest.mark.parametrize("name", ["_save_optimizer_and_scheduler", "_init_training_state", "get_eval_dataloader"])
+def test_a_version_that_lacks_a_method_is_refused_before_it_trains(folder, monkeypatch, name):
+    trainer = trainer_of(folder, data_of(folder))
+    monkeypatch.delattr(transformers.Trainer, name)
+    with pytest.raises(RuntimeError, match=rf"transformers {transformers.__version__} .* has no {name}.*5\.24"):
+        hf_trainer.use(trainer)
+    assert type(trainer) is transformers.Trainer
+
+    class Mine(hf_trainer.TrainerMixin, transformers.Trainer):
+        pass
+
+    trainer.__class__ = Mine
+    with pytest.raises(RuntimeError, match=f"has no {name}"):
+        trainer.train()
 
 
 def test_other_data_are_refused(folder):

@@ -46,7 +46,8 @@ def main(arguments: list[str] | None = None, host: ThisHost | None = None) -> in
     )
     given = parser.parse_args(arguments)
     if given.frameworks:
-        print(_frameworks_as_json() if given.json else frameworks.as_text(frameworks.installed()))
+        its = frameworks.installed()
+        print(_frameworks_as_json() if given.json else frameworks.as_text(its, of_this_process=False))
         return 0
     host = host or this_host()
     host.pid = given.pid
@@ -87,7 +88,7 @@ def main(arguments: list[str] | None = None, host: ThisHost | None = None) -> in
 
 def _frameworks_as_json() -> str:
     found = [asdict(one) for one in frameworks.installed()]
-    return json.dumps({"frameworks": found, "hooks": frameworks.hooks_are_installed()}, indent=1)
+    return json.dumps({"frameworks": found, "hooks": frameworks.hooks_are_installed() or None}, indent=1)
 
 
 def run() -> None:

@@ -15,6 +15,7 @@ Minor = tuple[int, int]  # the first two numbers of a version
 
 _PACKAGE = __name__.partition(".")[0]
 _HOOKS = "torch_hooks"
+_ASK = f"{__name__}.as_text({__name__}.installed())"
 
 
 @dataclass(frozen=True)
@@ -89,8 +90,14 @@ def hooks_are_installed() -> bool:
     return hooks is not None and hooks.are_installed()
 
 
-def as_text(found: Sequence[Installed]) -> str:
-    """Return a table with a line for each framework, and one on hooks."""
+def as_text(found: Sequence[Installed], *, of_this_process: bool = True) -> str:
+    """Return a table with a line for each framework, and one on hooks.
+
+    Args:
+        found: what `installed` returned.
+        of_this_process: False: the reader asks about another program, and this process only prints
+            the table.
+    """
     rows = [("framework", "version", "tested with", "", "uses gdsdata by")]
     rows += [
         (one.name, one.version or "-", one.tested or "-", one.answer, ", ".join(one.adapters) or "-") for one in found
@@ -99,8 +106,11 @@ def as_text(found: Sequence[Installed]) -> str:
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     if any(one.answer in ("newer", "older") for one in found):
         lines += ["", "Versions that were not tested may work: verify what a program saves by loading it again."]
-    state = "are" if hooks_are_installed() else "are not"
-    return "\n".join([*lines, "", f"gdsdata.torch_hooks {state} in place in this process."])
+    if of_this_process or hooks_are_installed():
+        state = "are" if hooks_are_installed() else "are not"
+        return "\n".join([*lines, "", f"gdsdata.torch_hooks {state} in place in this process."])
+    advice = "A program has torch_hooks of its own. To see whether they are in place, print there:"
+    return "\n".join([*lines, "", advice, _ASK])
 
 
 def _looked_up(framework: Framework, version_of: Callable[[str], str]) -> Installed:

@@ -13,6 +13,7 @@ from gdsdata.checkpoint.api import load, save
 from gdsdata.checkpoint.hooks import torch_hooks
 from gdsdata.data.batch_dataset import BatchDataset
 from gdsdata.integrations.accelerate import Loader
+from gdsdata.integrations.overrides import check_overrides
 
 if TYPE_CHECKING:
     from transformers import Trainer
@@ -55,7 +56,9 @@ def use(trainer: Trainer, train: BatchDataset | None = None, *, checkpoints: boo
 
     Raises:
         TypeError: the training data are no `GDSDataset` or `Mix`.
+        RuntimeError: this version of transformers has no method that this needs.
     """
+    check_overrides(type(trainer), TrainerMixin, _OVERRIDDEN, "transformers", "5.24")
     data = trainer.train_dataset if train is None else train
     if not isinstance(data, BatchDataset):
         raise TypeError(
@@ -103,6 +106,7 @@ class TrainerMixin(_Base):  # type: ignore[misc]  # its methods go before those 
 
     def train(self, *arguments: Any, **named: Any) -> Any:
         """Train as the Trainer does."""
+        check_overrides(type(self), TrainerMixin, _OVERRIDDEN, "transformers", "5.24")
         with torch_hooks(safetensors=True) if self.files_through_gdsdata else contextlib.nullcontext():
             return super().train(*arguments, **named)
 
@@ -143,6 +147,13 @@ class TrainerMixin(_Base):  # type: ignore[misc]  # its methods go before those 
                 "gradient_accumulation_steps, and the same product of batch size and processes"
             )
         data.load_state_dict(state)
+
+
+# The methods of a Trainer that `TrainerMixin` overrides. Most are private to transformers.
+_OVERRIDDEN = (
+    "get_train_dataloader", "get_eval_dataloader", "train", "_init_training_state", "_save_optimizer_and_scheduler",
+    "_load_optimizer_and_scheduler",
+)  # fmt: skip
 
 
 class TrainerLoader(Loader):

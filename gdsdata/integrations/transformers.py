@@ -127,8 +127,9 @@ def hooks() -> Iterator[None]:
 
     This holds for all threads of the process, and may be nested. Models are the same bit for bit,
     and so are reports and errors about names. transformers still renames, converts, casts, ties
-    and shards. Weights are read in batches of 256 MiB straight to their device. At most four
-    batches are in memory besides the tensors that transformers has taken.
+    and shards. Weights are read in batches of at most 256 MiB, or one larger weight, straight to
+    their device. At most four batches are in memory besides the tensors that transformers has
+    taken.
 
     - On the CPU, weights are read into memory. transformers alone would map the file, and read it
       when the weights are first used.

@@ -18,12 +18,12 @@ _Key = tuple[str, torch.device]
 
 
 class PlannedLoad:
-    """Reads tensors in batches of 256 MiB, straight to their devices. One thread uses it.
+    """Reads tensors in batches, straight to their devices. One thread uses it.
 
-    Tensors are taken in the order in which they were added, or nearly. The first batches are read
-    while more tensors are added. A later one is begun when a tensor is taken from it, or from one
-    of the three before it. So at most four batches are in memory, besides tensors that were taken
-    and those that were passed over.
+    A batch has at most 256 MiB, or one larger tensor. Tensors are taken in the order in which they
+    were added, or nearly. The first batches are read while more tensors are added. A later one is
+    begun when a tensor is taken from it, or from one of the three before it. So at most four
+    batches are in memory, besides tensors that were taken and those that were passed over.
     """
 
     def __init__(self) -> None:
@@ -38,12 +38,18 @@ class PlannedLoad:
             device: to read it to, with its index.
             dtype: of the result; None: as in the file.
 
-        The future's result raises IoError, CorruptData and StallError as `gdsdata.load` does.
+        The future's ``result()`` raises IoError, CorruptData and StallError as `gdsdata.load` does,
+        each time it is called, also if another tensor of the batch is the reason.
+
+        Raises:
+            MemoryError, torch.OutOfMemoryError: there is none for a batch that begins now. The
+                future's ``result()`` raises the same for a batch that it begins.
 
         Stream semantics: the bytes are in place when ``result()`` returns, for every stream. A cast
         is on the current stream of the thread that calls it.
         """
-        if self._batches[-1].size_bytes >= _BATCH_BYTES:
+        last = self._batches[-1].size_bytes
+        if last and last + tensor.stored.size_bytes > _BATCH_BYTES:
             self._batches.append(_Batch())
             self._begin(min(len(self._batches) - 1, 1 + _BATCHES_AHEAD))
         self._batches[-1].add(tensor, device)
