@@ -1,4 +1,4 @@
-"""Loaders of accelerate and transformers around a data set that would change its batches."""
+"""Loaders of frameworks around a data set that would change its batches are found."""
 
 from types import SimpleNamespace
 
@@ -80,3 +80,25 @@ def test_a_collator_of_transformers_stacks_with_a_warning(shared_by, monkeypatch
     loader = DataLoader(shared_by(1), batch_size=2, collate_fn=collators.default_data_collator)
     with pytest.warns(RuntimeWarning, match=r"stacks whole batches .*hf_trainer.use\(trainer\)"):
         iter(loader)
+
+
+class LikeComposer:
+    """Resumes as a Trainer of Composer does: in epoch N by one batch of each epoch before."""
+
+    def __init__(self, train, evaluate):
+        self.state = SimpleNamespace(train_dataloader=train)
+        self.loaders = evaluate, train
+
+    def _spin_dataloaders_to_cur_epoch(self, epochs):
+        evaluate, train = self.loaders
+        next(iter(evaluate))
+        for _ in range(epochs):
+            next(iter(train))
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_composers_way_to_a_later_epoch_is_refused_because_it_leads_to_the_first(shared_by, mixed):
+    train = Mix([shared_by(1)]) if mixed else shared_by(1)
+    LikeComposer(train, shared_by(1))._spin_dataloaders_to_cur_epoch(0)
+    with pytest.raises(RuntimeError, match=r"train on the first epoch again.*composer.Loader\(dataset\)"):
+        LikeComposer(train, shared_by(1))._spin_dataloaders_to_cur_epoch(2)

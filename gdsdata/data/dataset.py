@@ -17,7 +17,7 @@ from gdsdata.data.batches.settings import BatchSettings
 from gdsdata.data.groups import Fields, Reading, Sharding, group_of
 from gdsdata.data.indexing import Indexing
 from gdsdata.data.iteration import Iteration
-from gdsdata.data.loaders import refuse_second_share, warn_of_stacking
+from gdsdata.data.loaders import refuse_second_share, refuse_spinning, warn_of_stacking
 from gdsdata.data.progress import Begun, Progress
 from gdsdata.data.ranks import EpochRanks, Ranks, Share
 from gdsdata.data.samples import Samples
@@ -293,6 +293,7 @@ class GDSDataset(BatchDataset):
     def __iter__(self) -> Iterator[Any]:
         """Begin to read this epoch, or the rest of it after `load_state_dict`."""
         warn_of_stacking(self)
+        refuse_spinning(self)
         begun = self._progress.begin(len(self), self._samples.step_samples)
 
         def handed_out(given: int) -> None:

@@ -49,6 +49,27 @@ def warn_of_stacking(dataset: object) -> None:
             return
 
 
+def refuse_spinning(dataset: object) -> None:
+    """Refuse a Trainer of Composer that would begin the first epoch again.
+
+    It resumes in a later epoch by one batch of each epoch before, as if an abandoned iterator ended
+    its epoch. Call it when ``dataset`` is asked for an iterator.
+
+    Raises:
+        RuntimeError: such a Trainer is the caller.
+    """
+    for frame in _callers(sys._getframe(1)):
+        if frame.f_code.co_name == "_spin_dataloaders_to_cur_epoch":
+            state = getattr(frame.f_locals.get("self"), "state", None)
+            if getattr(state, "train_dataloader", None) is dataset:
+                raise RuntimeError(
+                    f"Composer resumes in a later epoch, and does not know how this {type(dataset).__name__} gets "
+                    "there: it would train on the first epoch again. Save and resume with loader = "
+                    "gdsdata.integrations.composer.Loader(dataset) and Trainer(train_dataloader=loader, "
+                    "callbacks=[loader])"
+                )
+
+
 def _stacks(collate: object) -> bool:
     """Return whether a loader's function stacks: torch's does, and those of transformers do."""
     collate = getattr(collate, "data_collator", collate)  # the Trainer's own around one leaves out columns

@@ -14,7 +14,7 @@ import numpy as np
 
 from gdsdata.data.batch_dataset import BatchDataset
 from gdsdata.data.dataset import GDSDataset
-from gdsdata.data.loaders import refuse_second_share, warn_of_stacking
+from gdsdata.data.loaders import refuse_second_share, refuse_spinning, warn_of_stacking
 from gdsdata.data.order.permutation import as_array
 from gdsdata.data.progress import Begun, Progress
 from gdsdata.data.ranks import EpochRanks, Ranks, Share
@@ -304,6 +304,7 @@ class Mix(BatchDataset):
     def __iter__(self) -> Iterator[Any]:
         """Begin to read this epoch, or the rest of it after `load_state_dict`."""
         warn_of_stacking(self)
+        refuse_spinning(self)
         begun = self._progress.begin(len(self), self._steps())
         for source in self.sources:
             source.agree_on_shuffle()

@@ -52,6 +52,7 @@ FRAMEWORKS = (
     Framework(("sglang",), None, None, ()),
     Framework(("torchao",), (0, 18), (0, 18), (_HOOKS, "AsyncCheckpointer")),
     Framework(("ray",), None, None, (_HOOKS,)),
+    Framework(("mosaicml",), (0, 32), (0, 32), ("integrations.composer",)),
 )
 
 
