@@ -2,10 +2,13 @@
 
 import gc
 import threading
+import warnings
 
 import pytest
 import torch
 from helpers import MIB, eventually, exit_code_of_fork
+from torch.masked import masked_tensor
+from torch.testing._internal.two_tensor import TwoTensor
 
 from gdsdata import AsyncCheckpointer
 from gdsdata.checkpoint.background import preparation, staging_memory
@@ -53,6 +56,21 @@ def test_the_size_is_of_each_storage_once_and_near_that_of_the_file(tmp_path):
         assert saved.bytes <= size_of(state).bytes <= saved.bytes + 100_000
     assert size_of(state).gpu is None
     assert size_of({}) == size_of({"a": 1, "b": torch.nn.Linear(9, 9, device="meta")}) == Size(0, None)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors")
+def test_tensors_that_hold_others_are_counted_by_those(tmp_path):
+    one, other = torch.zeros(100_000), torch.ones(100_000)
+    model = torch.nn.Module()
+    model.weight = torch.nn.Parameter(TwoTensor(TwoTensor(one, other), one + 1))
+    state = {"model": model, "plain": one, "masked": masked_tensor(torch.ones(3), torch.ones(3) > 0)}
+    with AsyncCheckpointer(tmp_path) as checkpointer:
+        checkpointer.prepare(state)
+        saved = checkpointer.save(0, state)
+        assert saved.bytes - 10_000 <= size_of(state).bytes <= saved.bytes + 100_000
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", RuntimeWarning)
+            checkpointer.restore({"model": model}, weights_only=False)
 
 
 def test_a_model_is_counted_without_its_state_dict():

@@ -42,6 +42,20 @@ def has_own_memory(tensor: torch.Tensor) -> bool:
     return not torch_private.is_zero_tensor(tensor)
 
 
+def plain_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return the tensors that have a tensor's elements in their own memory.
+
+    They are the tensor itself, or those that a wrapper subclass holds. It is empty if they are not
+    known.
+    """
+    if not dispatches(tensor):
+        return [tensor] if has_own_memory(tensor) or tensor.is_quantized else []
+    if not hasattr(tensor, "__tensor_flatten__"):
+        return []
+    held = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+    return [part for one in held if isinstance(one, torch.Tensor) for part in plain_parts(one)]
+
+
 def check_has_values(state: Any) -> None:
     """Check that no tensor of a state is on the meta device.
 

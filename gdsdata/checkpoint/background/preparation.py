@@ -14,6 +14,7 @@ from gdsdata.checkpoint.background.staging_memory import Staging
 from gdsdata.checkpoint.background.states import state_of
 from gdsdata.checkpoint.dtensors import local_parts
 from gdsdata.checkpoint.partial_pages import PAGE_BYTES
+from gdsdata.checkpoint.tensor_kinds import plain_parts
 from gdsdata.checkpoint.tree import leaves
 
 # How often optimizers are looked at until they have made their state. That takes microseconds.
@@ -46,10 +47,9 @@ def size_of(state: Mapping[Any, Any]) -> Size:
     sizes: dict[tuple[torch.device, int], int] = {}
     for one in state.values():
         for leaf in leaves(local_parts(_tree_of(one))):
-            if isinstance(leaf.value, torch.Tensor) and leaf.value.layout == torch.strided:
-                storage = leaf.value.untyped_storage()
-                if storage.device.type != "meta":
-                    sizes[storage.device, storage.data_ptr()] = storage.nbytes()
+            for tensor in plain_parts(leaf.value) if isinstance(leaf.value, torch.Tensor) else []:
+                storage = tensor.untyped_storage()
+                sizes[storage.device, storage.data_ptr()] = storage.nbytes()
     padded = sum(size + _HEADER_BYTES + (PAGE_BYTES if size >= PAGE_BYTES else 0) for size in sizes.values())
     return Size(padded, next((device for device, _ in sizes if device.type == "cuda"), None))
 
