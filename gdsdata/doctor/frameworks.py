@@ -51,7 +51,7 @@ FRAMEWORKS = (
     Framework(("vllm",), None, None, ()),
     Framework(("sglang",), None, None, ()),
     Framework(("torchao",), (0, 18), (0, 18), (_HOOKS, "AsyncCheckpointer")),
-    Framework(("ray",), None, None, (_HOOKS,)),
+    Framework(("ray",), (2, 60), (2, 60), ("AsyncCheckpointer", _HOOKS)),
     Framework(("mosaicml",), (0, 32), (0, 32), ("integrations.composer",)),
 )
 
