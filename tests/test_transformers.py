@@ -1,5 +1,6 @@
 """transformers by gdsdata's engine, beside transformers alone: models, reports, errors, files."""
 
+import functools
 import gc
 import os
 import runpy
@@ -163,6 +164,22 @@ def test_batches_are_read_ahead_within_a_bound(folders, monkeypatch):
     model = ours.from_pretrained(class_of("mixtral"), folders["mixtral"])
     assert_same_models(class_of("mixtral").from_pretrained(folders["mixtral"]), model)
     assert not live
+
+
+def test_a_model_is_quantized_by_torchao_while_it_is_loaded_saved_and_loaded_again(folders, tmp_path):
+    quantization = pytest.importorskip("torchao.quantization", reason="torchao is not installed")
+    config = transformers.TorchAoConfig(quantization.Int8WeightOnlyConfig())
+    made = [call(folders["llama"], quantization_config=config) for call in LLAMA_BY]
+    assert type(made[1].model.layers[0].mlp.up_proj.weight).__name__ == "Int8Tensor"
+    ours.save_pretrained(made[1], tmp_path)
+    loaded = [call(tmp_path) for call in LLAMA_BY]
+    assert all(torch.equal(outputs(model), outputs(made[0])) for model in (*made, *loaded))
+
+
+LLAMA_BY = (
+    transformers.LlamaForCausalLM.from_pretrained,
+    functools.partial(ours.from_pretrained, transformers.LlamaForCausalLM),
+)
 
 
 def test_weights_have_memory_of_their_own(folders):
