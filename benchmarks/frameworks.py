@@ -75,7 +75,7 @@ def table(columns, rows):
 
 @contextlib.contextmanager
 def stopped_early():
-    """Leave the block at Ctrl-C. What follows has no more turns."""
+    """Leave the block at Ctrl-C. No turn follows."""
     try:
         yield
     except KeyboardInterrupt:
