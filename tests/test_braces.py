@@ -4,6 +4,7 @@ import shutil
 import subprocess
 
 import pytest
+from helpers import few_bytes_of_python
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -72,6 +73,31 @@ def test_braces_that_mean_too_many_names_are_refused():
         expanded("a-{0..9999999999}.tar")
     with pytest.raises(ValueError, match="means more than 1000000 names"):
         expanded("{0..999}{0..999}{0..9}")  # some of them twice
+
+
+@pytest.mark.parametrize(
+    "source, said",
+    [
+        ("a-{0..1000000000}{0..1000000000}.tar", "means more than 1000000 names"),
+        ("{a,b}" * 90, "means more than 1000000 names"),
+        ("{a,{0..99999}}" * 4, "means more than 1000000 names"),
+        (f"{{0..{'9' * 5000}}}", "a number of 5000 digits"),
+        (f"{{{'0' * 5000}1..2}}", "a number of 5001 digits"),
+        ("{a,b}" * 5000, "5000 times an opening brace"),
+        ("{" * 5000, "5000 times an opening brace"),
+        ("{a," * 5000 + "}" * 5000, "5000 times an opening brace"),
+        ("x" * 10_000 + "{0..99999}", "names of 1000500000 characters in all"),
+    ],
+)
+def test_braces_that_would_take_memory_or_time_are_refused_with_the_bound(source, said):
+    with few_bytes_of_python(2**20), pytest.raises(ValueError, match=said):
+        expanded(source)
+
+
+def test_braces_one_behind_the_other_are_no_deep_calls():
+    assert expanded("{a}" * 90) == ["{a}" * 90]
+    assert expanded("{" * 90) == ["{" * 90]
+    assert expanded("{1..1}" * 90) == ["1" * 90]
 
 
 def test_urls_have_braces_too():
