@@ -54,8 +54,9 @@ class _Stream(Protocol):
     def close(self) -> None: ...
 
 
-# A function that opens a stream, and its exceptions for bytes that cannot be unpacked.
-Decoder = tuple[Callable[[BinaryIO], _Stream], tuple[type[Exception], ...]]
+# A function that opens a stream of a file, which should have so many unpacked bytes; and its
+# exceptions for bytes that cannot be unpacked.
+Decoder = tuple[Callable[[BinaryIO, int], _Stream], tuple[type[Exception], ...]]
 
 
 class _Packed(NamedTuple):
@@ -173,16 +174,19 @@ def _zstd() -> Decoder:
             from compression import zstd  # Python's own, from 3.14 on
         except ImportError as error:
             raise ImportError(f"unpacking zstd needs zstandard ({error}): pip install 'gdsdata[zstd]'") from error
-        return zstd.open, (zstd.ZstdError, EOFError)
+        return lambda file, _: zstd.open(file), (zstd.ZstdError, EOFError)
     decompressor = zstandard.ZstdDecompressor
-    return lambda file: decompressor().stream_reader(file, read_across_frames=True, closefd=False), (
+    return lambda file, _: decompressor().stream_reader(file, read_across_frames=True, closefd=False), (
         zstandard.ZstdError,
     )
 
 
 def _litdata_batch() -> Decoder:
     unpacks, errors = _zstd()
-    return lambda file: litdata_frames.unpacking(file, unpacks), (*errors, litdata_frames.NotFramed)
+    return lambda file, size_bytes: litdata_frames.unpacking(file, lambda frames: unpacks(frames, size_bytes)), (
+        *errors,
+        litdata_frames.NotFramed,
+    )
 
 
 class _Decompressed:
@@ -204,15 +208,15 @@ def _pyarrow(codec: str) -> Decoder:
     return open_brotli if codec == "br" else open_snappy, (pyarrow.ArrowException, _NoSnappy)
 
 
-def _brotli(pyarrow: ModuleType, file: BinaryIO) -> _Stream:
+def _brotli(pyarrow: ModuleType, file: BinaryIO, size_bytes: int) -> _Stream:
     return _Decompressed(pyarrow.CompressedInputStream(pyarrow.PythonFile(file, "r"), "brotli").read)
 
 
 class _NoSnappy(ValueError):
-    """The bytes say an absurd length."""
+    """The bytes say a length that they cannot have."""
 
 
-def _snappy(pyarrow: ModuleType, file: BinaryIO) -> _Stream:
+def _snappy(pyarrow: ModuleType, file: BinaryIO, size_bytes: int) -> _Stream:
     """Unpack as a whole: without frames there is no other way.
 
     Source of the format: https://github.com/google/snappy, ``format_description.txt``.
@@ -223,16 +227,17 @@ def _snappy(pyarrow: ModuleType, file: BinaryIO) -> _Stream:
         length_bytes |= (byte & 127) << 7 * place
         if byte < 128:
             break
-    if length_bytes > _MOST_SNAPPY * len(packed):  # a length that lies must not become memory
-        raise _NoSnappy(f"it would have {length_bytes} bytes")
+    # A length that lies must not become memory.
+    if length_bytes != size_bytes or length_bytes > _MOST_SNAPPY * len(packed):
+        raise _NoSnappy(f"its {len(packed)} bytes would become {length_bytes}, and index.json says {size_bytes}")
     return io.BytesIO(pyarrow.decompress(packed, length_bytes, codec="snappy", asbytes=True))
 
 
 _DECODERS: dict[str, Callable[[], Decoder]] = {
     "zstd": _zstd,
     litdata_frames.COMPRESSION: _litdata_batch,
-    "gz": lambda: (gzip.open, (zlib.error, EOFError)),
-    "bz2": lambda: (bz2.open, (EOFError,)),
+    "gz": lambda: (lambda file, _: gzip.open(file), (zlib.error, EOFError)),
+    "bz2": lambda: (lambda file, _: bz2.open(file), (EOFError,)),
     "br": partial(_pyarrow, "br"),
     "snappy": partial(_pyarrow, "snappy"),
 }
@@ -295,7 +300,7 @@ def _unpack(packed: _Packed, target: str, decoder: Decoder) -> None:
                 return
             with caches.written(target) as out:
                 try:
-                    _copy(unpacking(file), out, packed)
+                    _copy(unpacking(file, shard.size_bytes), out, packed)
                 except errors as error:
                     raise _corrupt(packed, f"its {shard.compression} is damaged ({error})") from error
                 # The size alone shows that it is whole, so no name may come to storage before the
