@@ -697,7 +697,7 @@ PARQUET = Target(
 LITDATA_FRAMES = Target(
     "litdata-frames",
     (litdata, litdata_frames, unpacking),
-    [test_litdata_frames.write_framed],
+    [test_litdata_frames.write_framed, lambda folder: test_litdata_frames.write_framed(folder, 0)],
     lambda folder: check(LitData(unpacked="beside").index([str(folder / "index.json")])),
     tokens=(*_JSON_TOKENS, b"LDFZ01\0\0", b'"batch"', b"\x28\xb5\x2f\xfd"),
 )

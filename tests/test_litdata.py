@@ -322,7 +322,7 @@ class TestIndexJson:
         [
             (["config"], [], r"config is \[\], not of type dict"),
             (["config", "encryption"], {"algorithm": "fernet"}, "this dataset has encryption, which cannot be read"),
-            (["config", "compression_level"], "sample", "compression_level='sample'.*compression_level=\"chunk\" or"),
+            (["config", "compression_level"], "row", "this dataset has compression_level='row'"),
             (["config", "compression"], 7, "compression is 7, not of type str or NoneType"),
             (["config", "item_loader"], "ParquetLoader", "the layout of 'ParquetLoader'"),
             (["config", "data_format"], [], "data_format is empty"),
@@ -421,6 +421,16 @@ class TestLightning:
         unlike = [decode_array(data, "numpy") for data in read_column(index, "unlike")]
         assert same(unlike, [sample["unlike"] for sample in samples])
         assert same(read_column(index, "nested.1.1.q"), range(0, 600, 3))
+
+    @pytest.mark.filterwarnings("ignore")
+    @pytest.mark.parametrize("level", ["chunk", "batch", "sample"])
+    def test_reads_what_its_writer_compresses(self, write, tmp_path, level):
+        samples = [{"text": "é" * i, "array": np.arange(i)} for i in range(300)]  # with arrays, no rows of Arrow
+        index = LitData(unpacked=str(tmp_path / "kept")).index(
+            [write(samples, compression="zstd", compression_level=level)]
+        )
+        assert [data.decode() for data in read_column(index, "text")] == ["é" * i for i in range(300)]
+        assert same(read_column(index, "array"), [np.arange(i) for i in range(300)])
 
     def test_reads_tokens_that_its_writer_writes(self, write):
         loader = pytest.importorskip("litdata.streaming.item_loader", exc_type=ImportError).TokensLoader

@@ -22,7 +22,7 @@ from gdsdata.formats import shards
 from gdsdata.formats.extents import Extents
 from gdsdata.formats.fields import Field, FieldIndex
 from gdsdata.formats.index import first_samples
-from gdsdata.formats.litdata_frames import COMPRESSION, with_size
+from gdsdata.formats.litdata_frames import LEVELS, with_size
 from gdsdata.formats.shard_lists import checked, count_member, index_files, member, read_json, shard_path
 from gdsdata.formats.shards import (
     ArrayFormat,
@@ -64,7 +64,8 @@ _ARROW_MAGIC = b"LDARW01\0"
 # Characters of a leaf's name. A key that stands once in index.json is in the names of all leaves
 # below it.
 _LONGEST_NAME = 1000
-_BATCH = "batch"  # the level of compression that zstd has by default, since 0.2.76
+# The compression of shards whose zstd lies within them, by its level in index.json.
+_WITHIN = {level: compression for compression, level in LEVELS.items()}
 _LOADERS = ("PyTreeLoader", "TokensLoader")
 # Types of data_spec whose context lists the keys of their children.
 _DICTS = ("builtins.dict", "collections.OrderedDict")
@@ -86,8 +87,8 @@ class LitData:
             which would run whatever code they name.
         serializers: names of serializers of your own (their data_format), whose leaves are given as
             their bytes. Any other name that LitData does not have is refused.
-        unpacked: the place of shards that are compressed (zstd, ``compression_level="chunk"`` or
-            ``"batch"``) once they are unpacked, as `Mds` has it; ``"user"`` is
+        unpacked: the place of shards that are compressed (zstd, ``compression_level="chunk"``,
+            ``"batch"`` or ``"sample"``) once they are unpacked, as `Mds` has it; ``"user"`` is
             ``~/.cache/gdsdata/litdata``.
         without: paths of shards that are left out.
 
@@ -144,7 +145,7 @@ class LitData:
                 shard = _shard(record, config, path)
                 if shard.is_one_of(self.without):
                     continue
-                found.append(with_size(shard) if shard.compression == COMPRESSION else shard)
+                found.append(with_size(shard) if shard.compression in LEVELS else shard)
                 if samples["item_loader"] == "TokensLoader":
                     tokens.append(count_member(record, "dim", path))
         refuse_no_shards(found, index_paths)
@@ -231,12 +232,8 @@ def _other_layout(path: str, what: str) -> ValueError:
 def _refuse_other_layouts(config: dict[str, Any], path: str) -> None:
     if config.get("encryption") is not None:
         raise _other_layout(path, "encryption")
-    if (level := config.get("compression_level")) not in (None, "chunk", _BATCH):
-        said = f"compression of each sample (compression_level={reprlib.repr(level)})"
-        raise ValueError(
-            f'{path}: this dataset has {said}, which cannot be read: write it with compression_level="chunk" or '
-            f'"batch" (see litdata.optimize), or without compression'
-        )
+    if (level := config.get("compression_level")) not in (None, "", "chunk", *_WITHIN):
+        raise _other_layout(path, f"compression_level={reprlib.repr(level)}")
     if (loader := config.get("item_loader", _LOADERS[0])) not in _LOADERS:
         raise _other_layout(path, f"the layout of {reprlib.repr(loader)}")
 
@@ -268,9 +265,9 @@ def _shard(record: dict[str, Any], config: dict[str, Any], path: str) -> Shard:
     """Return a shard as listed in ``path``, unpacked."""
     name = member(record, "filename", str, path)
     packed = shard_path(name, path)
-    if config.get("compression_level") == _BATCH:
+    if (compression := _WITHIN.get(config.get("compression_level") or "")) is not None:
         # Its size is known when its head is read.
-        return Shard(f"{packed}.unpacked", 0, count_member(record, "chunk_size", path), path, packed, COMPRESSION)
+        return Shard(f"{packed}.unpacked", 0, count_member(record, "chunk_size", path), path, packed, compression)
     size_bytes, samples = count_member(record, "chunk_bytes", path), count_member(record, "chunk_size", path)
     if not (compression := member(config, "compression", (str, type(None)), path)):
         return Shard(packed, size_bytes, samples, path)

@@ -142,7 +142,7 @@ def _decoder(packed: _Packed) -> Decoder:
     """
     algorithm = _algorithm(packed)
     if algorithm not in _DECODERS:
-        known = ", ".join(name for name in _DECODERS if name != litdata_frames.COMPRESSION)
+        known = ", ".join(name for name in _DECODERS if name not in litdata_frames.LEVELS)
         raise _refused(packed, f"only {known} are unpacked here")
     return _DECODERS[algorithm]()
 
@@ -153,10 +153,10 @@ def _algorithm(packed: _Packed) -> str:
 
 def _refused(packed: _Packed, reason: str) -> ValueError:
     path = packed.shard.path
-    if _algorithm(packed) == litdata_frames.COMPRESSION:
+    if (level := litdata_frames.LEVELS.get(_algorithm(packed))) is not None:
         return ValueError(
-            f"{packed.path} is compressed batch by batch, so none of its samples can be read by itself, and {reason}: "
-            f"leave that out, or write the shards without compression"
+            f"{packed.path} is compressed {level} by {level}, so its samples have to be unpacked, and {reason}: leave "
+            f"that out, or write the shards without compression"
         )
     command = f"zstd -d {packed.path} -o {path}" if _algorithm(packed) == "zstd" else f"unpack it as {path}"
     return ValueError(
@@ -164,6 +164,11 @@ def _refused(packed: _Packed, reason: str) -> ValueError:
         f"itself, and {reason}: unpack the shards once, beside themselves ({command}), or write them without "
         f"compression"
     )
+
+
+def _of_any_size(opens: Callable[[BinaryIO], _Stream]) -> Callable[[BinaryIO, int], _Stream]:
+    """Return a decoder's function, which does not need the size: what it reads is counted."""
+    return lambda file, size_bytes: opens(file)
 
 
 def _zstd() -> Decoder:
@@ -174,19 +179,22 @@ def _zstd() -> Decoder:
             from compression import zstd  # Python's own, from 3.14 on
         except ImportError as error:
             raise ImportError(f"unpacking zstd needs zstandard ({error}): pip install 'gdsdata[zstd]'") from error
-        return lambda file, _: zstd.open(file), (zstd.ZstdError, EOFError)
+        return _of_any_size(zstd.open), (zstd.ZstdError, EOFError)
     decompressor = zstandard.ZstdDecompressor
-    return lambda file, _: decompressor().stream_reader(file, read_across_frames=True, closefd=False), (
-        zstandard.ZstdError,
-    )
+
+    def unpacks(file: BinaryIO) -> _Stream:
+        return decompressor().stream_reader(file, read_across_frames=True, closefd=False)
+
+    return _of_any_size(unpacks), (zstandard.ZstdError,)
 
 
-def _litdata_batch() -> Decoder:
+def _litdata(level: str) -> Decoder:
     unpacks, errors = _zstd()
-    return lambda file, size_bytes: litdata_frames.unpacking(file, lambda frames: unpacks(frames, size_bytes)), (
-        *errors,
-        litdata_frames.NotFramed,
-    )
+
+    def opens(file: BinaryIO, size_bytes: int) -> _Stream:
+        return litdata_frames.unpacking(file, level, lambda frames: unpacks(frames, size_bytes))
+
+    return opens, (*errors, litdata_frames.NotFramed)
 
 
 class _Decompressed:
@@ -235,9 +243,10 @@ def _snappy(pyarrow: ModuleType, file: BinaryIO, size_bytes: int) -> _Stream:
 
 _DECODERS: dict[str, Callable[[], Decoder]] = {
     "zstd": _zstd,
-    litdata_frames.COMPRESSION: _litdata_batch,
-    "gz": lambda: (lambda file, _: gzip.open(file), (zlib.error, EOFError)),
-    "bz2": lambda: (lambda file, _: bz2.open(file), (EOFError,)),
+    litdata_frames.BATCH: partial(_litdata, litdata_frames.BATCH),
+    litdata_frames.SAMPLE: partial(_litdata, litdata_frames.SAMPLE),
+    "gz": lambda: (_of_any_size(gzip.open), (zlib.error, EOFError)),
+    "bz2": lambda: (_of_any_size(bz2.open), (EOFError,)),
     "br": partial(_pyarrow, "br"),
     "snappy": partial(_pyarrow, "snappy"),
 }
