@@ -47,11 +47,14 @@ from gdsdata.formats import (
     Tokens,
     arrays,
     arrow,
+    arrow_arrays,
     arrow_batches,
+    arrow_layout,
     arrow_messages,
     arrow_rows,
     column_values,
     columns,
+    dictionaries,
     fields,
     json_rows,
     litdata,
@@ -670,10 +673,30 @@ def nested_seed(name: str, **options: Any) -> Callable[[Path], object]:
     return write
 
 
+def dictionary_seed(compression: str | None) -> Callable[[Path], object]:
+    def write(folder: Path) -> None:
+        parts = [pa.array(part).dictionary_encode() for part in (["a", "bb", None], ["c", "a"])]
+        said = pa.ipc.IpcWriteOptions(compression=compression, emit_dictionary_deltas=True)
+        with pa.OSFile(str(folder / "x.arrow"), "wb") as sink:
+            schema = pa.schema({"text": parts[0].type, "i64": pa.int64()})
+            with pa.ipc.new_stream(sink, schema, options=said) as writer:
+                for part in parts:
+                    numbers = pa.array(range(len(part)), pa.int64())
+                    writer.write_batch(pa.record_batch([part, numbers], schema=schema))
+
+    return write
+
+
 ARROW = Target(
     "arrow",
-    (arrow, arrow_messages, arrow_rows, arrow_batches, column_values, columns, json_rows),
-    [arrow_seed(False), arrow_seed(True), nested_seed("x.arrow"), nested_seed("x.arrow", compression="lz4")],
+    (
+        *(arrow, arrow_messages, arrow_layout, arrow_rows, arrow_arrays, arrow_batches, dictionaries),
+        *(column_values, columns, json_rows),
+    ),
+    [
+        *(arrow_seed(False), arrow_seed(True), nested_seed("x.arrow"), nested_seed("x.arrow", compression="lz4")),
+        *(dictionary_seed(compression) for compression in (None, "zstd")),
+    ],
     reading("x.arrow", Arrow(fill_null=0), Arrow(), Arrow(columns=("i64", "text"))),
     tokens=(b"ARROW1", b"\xff\xff\xff\xff", b"\xff\xff\xff\x7f", bytes(8)),
 )

@@ -310,11 +310,10 @@ def test_a_file_that_is_compressed_may_stand_beside_one_that_is_not(tmp_path):
     assert read(tmp_path) == {"x": [1, 2, 3, 4]}
 
 
-def test_dictionaries_behind_plain_values_are_refused_and_not_read_as_these(tmp_path):
+def test_dictionaries_may_stand_behind_plain_values(tmp_path):
     write(tmp_path / "a.arrow", pa.table({"x": pa.array([1, 2], pa.int32())}))
     write(tmp_path / "b.arrow", pa.table({"x": pa.array([70, 80], pa.int32()).dictionary_encode()}))
-    with pytest.raises(ValueError, match="dictionar"):
-        read(tmp_path)
+    assert read(tmp_path) == {"x": [1, 2, 70, 80]}
 
 
 class TestNulls:

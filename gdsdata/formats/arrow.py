@@ -55,12 +55,12 @@ class Arrow:
     - Lists of structs or of strings, and maps, are JSON text for each sample, UTF-8
       (`gdsdata.formats.json_rows.json_rows` says how): decode them with ``"json"``.
     - Nulls among numbers are refused, unless ``fill_null`` says what takes their place.
-    - Dictionaries, unions and intervals are refused.
+    - Dictionaries of plain values are decoded. Those of lists, unions and intervals are refused.
 
     If all wanted columns are numbers, strings, bytes, and lists of numbers, rows are read by
     themselves. Else record batches are read and decoded as a whole, as Parquet's row groups are
-    (`gdsdata.RowGroups`): for booleans, decimals, JSON, lists of lists, arrays of ``datasets``,
-    compressed files, any column of views, and with ``fill_null``.
+    (`gdsdata.RowGroups`). That is so for booleans, decimals, dictionaries, JSON, lists of lists,
+    arrays of ``datasets``, compressed files, any column of views, and with ``fill_null``.
 
     Args:
         columns: names of those that are wanted; a struct's means all its members. None: all.
@@ -86,8 +86,8 @@ class Arrow:
         Raises:
             CorruptData: metadata lie, or a file ends before its end mark.
             ValueError: a type that is refused, nulls among numbers, big-endian values, a column
-                that is not there, a record batch that takes more than 4 GiB, or files with unlike
-                columns.
+                that is not there, or files with unlike columns. A record batch takes more than
+                4 GiB when it is decompressed and decoded.
             ImportError: pyarrow is not installed.
             FileNotFoundError, IoError: a file is not available.
         """

@@ -1,39 +1,31 @@
 """Record batches of Arrow IPC files that have to be decoded: they are the row groups of a table.
 
 The buffers of the wanted columns are read, and become pyarrow's arrays as they are. So a batch's
-other columns are neither read nor looked at.
+other columns are neither read nor looked at. With them are read the dictionaries of these columns,
+as they stand where the record batch lies in the file.
 """
 
 from __future__ import annotations
 
+import functools
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from gdsdata.formats.arrow_messages import Message, Read, parsed, record_batches, schema_of
-from gdsdata.formats.columns import (
-    Column,
-    FillNull,
-    arrow_module,
-    columns_of,
-    is_bytes,
-    is_view,
-    storage_of,
-    value_bytes,
-)
+from gdsdata.formats.arrow_arrays import LARGEST_BATCH_BYTES, Array, Batch, Buffers, DictionaryPart
+from gdsdata.formats.arrow_layout import Placed, is_read_dictionary, placed_types
+from gdsdata.formats.arrow_messages import DICTIONARY, Message, Read, batches_and_dictionaries, parsed, schema_of
+from gdsdata.formats.columns import Column, FillNull, arrow_module, columns_of, value_bytes
 from gdsdata.formats.parsers.damage import damaged
 from gdsdata.formats.tables import FileGroups
 
 if TYPE_CHECKING:
     import pyarrow
 
-# A record batch may take so much when it is decoded: a number that lies must not become memory.
-_LARGEST_BATCH_BYTES = 2**32
-_CODECS = {0: "lz4", 1: "zstd"}
 # JSON text and wide offsets take about so many times what is stored.
 _DECODED_TIMES = 4
-# Values in the lists of a compressed record batch.
-_MOST_COMPRESSED = 2**27
+# Messages with the values of one dictionary that a record batch uses: all are read with each batch.
+_MOST_PARTS = 64
 
 
 class ArrowFile(NamedTuple):
@@ -50,33 +42,59 @@ class ArrowFile(NamedTuple):
     def decoded(
         self, number: int, begins: Sequence[int], stored: Sequence[memoryview], size_bytes: int
     ) -> pyarrow.Table:
-        """Return the columns of a record batch, of which the first extent is its metadata."""
+        """Return the columns of a record batch.
+
+        The first extent is its metadata. Then come the columns, and then metadata and values of
+        each part of their dictionaries. Extents without bytes fill up.
+        """
         arrow = arrow_module()
-        schema = arrow_module("pyarrow.ipc").read_schema(arrow.py_buffer(self.frame))
-        frame = bytes(stored[0])
+        schema, kinds = _schema_of(self.frame)
+        places = _top_places(self.columns)
+        first = 1 + len(places)
         try:
-            batch = Batch.of(parsed(frame, begins[0], begins[0] + len(frame)), schema)
+            batch = Batch.of(_parsed(begins[0], stored[0]), kinds)
+            dictionaries = _dictionaries(begins[first:], stored[first:], dict(_dictionaries_of(kinds, places)))
         except struct.error as error:
             raise ValueError(f"the metadata of the record batch lie ({error})") from error
-        places = _top_places(self.columns)
-        extents = {place: (begin, one) for place, begin, one in zip(places, begins[1:], stored[1:], strict=True)}
         arrays, fields = [], []
-        for place, (begin, content) in extents.items():
-            array = batch.columns[place].array(_Buffers(begin - batch.body_at, content, batch.codec))
+        for place, begin, content in zip(places, begins[1:first], stored[1:first], strict=True):
+            array = batch.columns[place].made(Buffers(begin - batch.body_at, content, batch.codec), dictionaries)
             array.validate(full=True)
             arrays.append(array)
             fields.append(arrow.field(schema.field(place).name, array.type))
         return arrow.Table.from_arrays(arrays, schema=arrow.schema(fields))
 
 
-def _has_dictionaries(kind: pyarrow.DataType, places: Sequence[int] = ()) -> bool:
-    """Return whether a type, or the member of a struct at ``places``, has dictionaries in it."""
-    kind = storage_of(kind)
-    for place in places:
-        kind = storage_of(kind.field(place).type)
-    if arrow_module("pyarrow.types").is_dictionary(kind):
-        return True
-    return any(_has_dictionaries(kind.field(i).type) for i in range(kind.num_fields))
+@functools.lru_cache(maxsize=64)  # of the files that are decoded now
+def _schema_of(frame: bytes) -> tuple[pyarrow.Schema, tuple[Placed, ...]]:
+    schema = arrow_module("pyarrow.ipc").read_schema(arrow_module().py_buffer(frame))
+    return schema, placed_types(parsed(frame, 0, len(frame)), schema)
+
+
+def _parsed(begin: int, stored: memoryview) -> Message:
+    frame = bytes(stored)
+    return parsed(frame, begin, begin + len(frame))
+
+
+def _dictionaries(
+    begins: Sequence[int], stored: Sequence[memoryview], kinds: dict[int, pyarrow.DataType]
+) -> dict[int, pyarrow.Array]:
+    """Return the values of dictionaries by their ids.
+
+    Args:
+        begins, stored: of metadata and values of each part, in turns.
+        kinds: types by id.
+    """
+    found: dict[int, list[pyarrow.Array]] = {}
+    for at in range(0, len(begins) - 1, 2):
+        if not stored[at]:
+            continue
+        part = DictionaryPart.of(_parsed(begins[at], stored[at]), kinds)
+        if part is not None:
+            values = part.values.made(Buffers(begins[at + 1] - part.body_at, stored[at + 1], part.codec), {})
+            values.validate(full=True)
+            found.setdefault(part.id, []).append(values)
+    return {one: arrow_module().concat_arrays(values) for one, values in found.items()}
 
 
 def _top_places(columns: Sequence[Column]) -> list[int]:
@@ -84,12 +102,17 @@ def _top_places(columns: Sequence[Column]) -> list[int]:
     return list(dict.fromkeys(column.places[0] for column in columns))
 
 
+def _dictionaries_of(kinds: Sequence[Placed], places: Sequence[int]) -> list[tuple[int, pyarrow.DataType]]:
+    """Return id and type of the dictionaries in the columns at some places."""
+    return [found for place in places for found in kinds[place].dictionaries()]
+
+
 def find_batches(
     read: Read, said: tuple[int, int], wanted: Sequence[str] | None, fill_null: FillNull, path: str
 ) -> FileGroups:
-    """Return where the record batches of a file lie.
+    """Return where the record batches of a file lie, and their dictionaries.
 
-    The extents of each are its metadata, then the buffers of each column.
+    The extents of each are those of `ArrowFile.decoded`.
 
     Args:
         read: gives the file's bytes.
@@ -101,216 +124,143 @@ def find_batches(
     Raises:
         CorruptData, ValueError: as `Arrow.index`.
     """
-    messages = record_batches(read, said[0], path)
+    messages = batches_and_dictionaries(read, said[0], path)
     first = next(messages)
     schema = schema_of(first, path)
     columns = columns_of(schema, wanted, path, fill_null)
-    for column in columns:
-        if _has_dictionaries(schema.field(column.places[0]).type, column.places[1:]):
-            raise ValueError(
-                f"{path}: column {column.field.name!r} is a dictionary: cast it to its values' type, or leave it out "
-                f"(columns=)"
-            )
+    try:
+        kinds = placed_types(first, schema)
+    except (struct.error, ValueError) as error:
+        raise damaged(path, first.at, len(first.frame), f"the schema lies: {error}") from error
+    of_columns = [_column_at(kinds, column.places) for column in columns]
+    for column, kind in zip(columns, of_columns, strict=True):
+        _refuse_unread_dictionaries(kind, column, path)
+    places = _top_places(columns)
+    known = _Known(dict(_dictionaries_of(kinds, places)), read)
     found = FileGroups(ArrowFile(first.frame, columns), *said, [], [], [], [], [])
-    for number, message in enumerate(messages):
+    number = 0
+    for message in messages:
         try:
-            batch = Batch.of(message, schema)
-            extents = [batch.columns[place].extent() for place in _top_places(columns)]
+            if message.kind == DICTIONARY:
+                known.take(message)
+                continue
+            batch = Batch.of(message, kinds)
+            arrays = [batch.columns[place] for place in places]
+            unpacked_bytes = sum(_unpacked_bytes(array, batch.codec, message, read) for array in arrays)
+            parts = known.parts_of(arrays)
         except (struct.error, ValueError) as error:
             raise damaged(path, message.at, len(message.frame), f"the record batch here lies: {error}") from error
-        decoded_bytes = batch.rows * sum(value_bytes(column.field) + 8 for column in columns)
-        decoded_bytes += _DECODED_TIMES * sum(length for _, length in extents)
-        if decoded_bytes > _LARGEST_BATCH_BYTES:
+        a_row = sum(value_bytes(column.field) + 8 for column in columns)
+        a_row += sum(known.bytes_of_a_value(kind.dictionary) for kind in of_columns)
+        unpacked_bytes += sum(part.unpacked_bytes for part in parts)
+        decoded_bytes = batch.rows * a_row + _DECODED_TIMES * unpacked_bytes
+        if decoded_bytes > LARGEST_BATCH_BYTES:
             raise ValueError(
                 f"{path}: a record batch of {batch.rows} rows at byte {message.at} may take {decoded_bytes} bytes when "
-                f"decoded, and the most is {_LARGEST_BATCH_BYTES}: write smaller ones (max_chunksize=), or name the "
+                f"decoded, and the most is {LARGEST_BATCH_BYTES}: write smaller ones (max_chunksize=), or name the "
                 f"columns that are wanted (columns=)"
             )
+        if len(parts) > _MOST_PARTS + len(arrays):
+            raise ValueError(
+                f"{path}: the record batch at byte {message.at} uses dictionaries that lie in {len(parts)} messages "
+                f"(deltas), and the most is {_MOST_PARTS}: write it with one dictionary (Table.unify_dictionaries), or "
+                f"cast the columns to their values' type"
+            )
         if batch.rows:
+            extents = [array.extent() for array in arrays]
             found.rows.append(batch.rows)
             found.numbers.append(number)
             found.begins.append([message.at, *(batch.body_at + begin for begin, _ in extents)])
             found.lengths.append([len(message.frame), *(length for _, length in extents)])
+            for part in parts:
+                found.begins[-1] += part.begins
+                found.lengths[-1] += part.lengths
             found.decoded.append(decoded_bytes)
+        number += 1
     return found
 
 
-class _Buffers(NamedTuple):
-    """Buffers of a column.
+class _Part(NamedTuple):
+    """Where a part of a dictionary lies: its metadata, and its values."""
 
-    Attributes:
-        begin: of the column's extent in the batch's body.
-        content: of the extent.
-        codec: by which each buffer is compressed; None: none is.
+    begins: tuple[int, int]
+    lengths: tuple[int, int]
+    values: int
+    unpacked_bytes: int
+
+
+class _Known:
+    """The dictionaries of wanted columns, as they are at a place of the file.
+
+    Args:
+        kinds: the types of their values, by id.
+        read: gives the file's bytes.
     """
 
-    begin: int
-    content: memoryview
-    codec: str | None
+    def __init__(self, kinds: dict[int, pyarrow.DataType], read: Read) -> None:
+        self._kinds, self._read = kinds, read
+        self._parts: dict[int, list[_Part]] = {}
 
-    def buffer(self, place: tuple[int, int]) -> pyarrow.Buffer | None:
-        """Return a buffer, which begins on a multiple of 8; None if it is empty."""
-        arrow = arrow_module()
-        begin, length = place
-        if not length:
-            return None
-        content = self.content[begin - self.begin : begin - self.begin + length]
-        if self.codec is not None:
-            (unpacked_bytes,) = struct.unpack_from("<q", content)
-            if not -1 <= unpacked_bytes <= _LARGEST_BATCH_BYTES:
-                raise ValueError(f"a buffer would have {unpacked_bytes} bytes when decompressed")
-            content = content[8:]
-            if unpacked_bytes >= 0:
-                return arrow.decompress(content, unpacked_bytes, codec=self.codec)
-        buffer = arrow.py_buffer(content)
-        return buffer if buffer.address % 8 == 0 else arrow.py_buffer(bytes(content))
-
-
-class _Array(NamedTuple):
-    """An array of a record batch: its type, without extensions, and its parts.
-
-    Attributes:
-        kind: its type.
-        length: its values.
-        buffers: offset in the body and length of each: with validity first, if the type has one.
-        inner: those in it.
-    """
-
-    kind: pyarrow.DataType
-    length: int
-    buffers: tuple[tuple[int, int], ...]
-    inner: tuple[_Array, ...]
-
-    def extent(self) -> tuple[int, int]:
-        """Return offset in the body and length of the stretch that has all buffers."""
-        places = [place for place in self._places() if place[1]]
-        if not places:
-            return 0, 0
-        begin = min(begin for begin, _ in places)
-        return begin, max(begin + length for begin, length in places) - begin
-
-    def _places(self) -> Iterator[tuple[int, int]]:
-        yield from self.buffers
-        for one in self.inner:
-            yield from one._places()
-
-    def array(self, buffers: _Buffers) -> pyarrow.Array:
-        """Return pyarrow's array."""
-        arrow = arrow_module()
-        if arrow.types.is_null(self.kind):
-            return arrow.nulls(self.length)
-        inner = [one.array(buffers) for one in self.inner]
-        found = [buffers.buffer(place) for place in self.buffers]
-        empty = arrow.py_buffer(bytes(8))  # of offsets or values that are none
-        found[1:] = [empty if one is None else one for one in found[1:]]
-        return arrow.Array.from_buffers(self.kind, self.length, found, children=inner)
-
-
-class Batch(NamedTuple):
-    """The metadata of a record batch.
-
-    Attributes:
-        rows: that it has.
-        columns: of its schema.
-        codec: by which its buffers are compressed; None: they are not.
-        body_at: offset of its body.
-    """
-
-    rows: int
-    columns: tuple[_Array, ...]
-    codec: str | None
-    body_at: int
-
-    @classmethod
-    def of(cls, message: Message, schema: pyarrow.Schema) -> Batch:
-        """Return a batch of a message.
+    def take(self, message: Message) -> None:
+        """Note a dictionary: from here on it is this one, or has these values too.
 
         Raises:
-            ValueError, struct.error: the metadata lie, or a type cannot be passed over.
+            ValueError, struct.error: the metadata lie.
         """
-        rows, compression = message.header.integer(0, "q"), message.header.table(3)
-        codec = None if compression is None else _CODECS.get(compression.integer(0, "b"))
-        if compression is not None and codec is None:
-            raise ValueError("it is compressed by a codec that does not exist")
-        take = _Taking(message, codec is not None)
-        columns = tuple(take.array(field.type, rows) for field in schema)
-        return cls(rows, columns, codec, message.body_at)
+        part = DictionaryPart.of(message, self._kinds)
+        if part is None:
+            return
+        begin, length = part.values.extent()
+        new = _Part(
+            (message.at, part.body_at + begin),
+            (len(message.frame), length),
+            part.values.length,
+            _unpacked_bytes(part.values, part.codec, message, self._read),
+        )
+        if not part.is_delta:
+            self._parts[part.id] = []
+        self._parts.setdefault(part.id, []).append(new)
+
+    def parts_of(self, arrays: Sequence[Array]) -> list[_Part]:
+        """Return the parts of the dictionaries of some arrays.
+
+        Raises:
+            ValueError: there is no such dictionary.
+        """
+        ids = dict.fromkeys(one for array in arrays for one in _ids_in(array))
+        for one in ids:
+            if one not in self._parts:
+                raise ValueError(f"its dictionary {one} does not lie before it")
+        return [part for one in ids for part in self._parts[one]]
+
+    def bytes_of_a_value(self, dictionary: int | None) -> int:
+        """Return the bytes of a dictionary's value, on the average; 0: no such dictionary."""
+        parts = self._parts.get(-1 if dictionary is None else dictionary, [])
+        return sum(part.unpacked_bytes for part in parts) // max(1, sum(part.values for part in parts))
 
 
-class _Taking:
-    """Takes the nodes and buffers of a record batch in their order."""
-
-    def __init__(self, message: Message, is_compressed: bool) -> None:
-        self._nodes = iter(message.header.int64s(1, 2).tolist())
-        self._buffers = iter(message.header.int64s(2, 2).tolist())
-        self._views = iter(message.header.int64s(4, 1).tolist())
-        self._body_bytes = message.body_bytes
-        # Each value takes a bit of some buffer, but nulls take none: a number that lies must not
-        # become memory.
-        self._most_in_lists = max(8 * message.body_bytes, _MOST_COMPRESSED if is_compressed else 0)
-
-    def array(self, kind: pyarrow.DataType, rows: int | None = None) -> _Array:
-        """Return the next array, of ``rows`` values if that is known."""
-        types = arrow_module("pyarrow.types")
-        kind = storage_of(kind)
-        length, nulls = self._next(self._nodes, "nodes")
-        if length < 0 or nulls < 0 or (rows is not None and length != rows):
-            raise ValueError(f"a column has {length} values with {nulls} nulls")
-        if rows is None and length > self._most_in_lists:
-            raise ValueError(f"lists have {length} values in {self._body_bytes} bytes")
-        buffers = [self._buffer() for _ in range(_buffers_of(kind))]
-        if is_view(kind):
-            (count,) = self._next(self._views, "counts of buffers")
-            if not 0 <= count <= self._body_bytes:
-                raise ValueError(f"a column of views has {count} buffers")
-            buffers += [self._buffer() for _ in range(count)]
-        below = length if types.is_struct(kind) else None
-        fields = [] if types.is_dictionary(kind) else [kind.field(i) for i in range(kind.num_fields)]
-        inner = tuple(self.array(field.type, below) for field in fields)
-        if types.is_dictionary(kind) or types.is_union(kind):  # of no wanted column
-            return _Array(arrow_module().null(), length, (), ())
-        return _Array(_plain_type(kind, inner), length, tuple(buffers), inner)
-
-    def _buffer(self) -> tuple[int, int]:
-        begin, length = self._next(self._buffers, "buffers")
-        if begin < 0 or length < 0 or begin + length > self._body_bytes:
-            raise ValueError(f"a buffer of {length} bytes at {begin} is not in its {self._body_bytes}")
-        return begin, length
-
-    @staticmethod
-    def _next(numbers: Iterator[list[int]], name: str) -> list[int]:
-        found = next(numbers, None)
-        if found is None:
-            raise ValueError(f"it has too few {name}")
-        return found
+def _ids_in(array: Array) -> list[int]:
+    own = [] if array.dictionary is None else [array.dictionary]
+    return own + [one for inner in array.inner for one in _ids_in(inner)]
 
 
-def _buffers_of(kind: pyarrow.DataType) -> int:
-    """Return how many buffers an array has, without those of views' values and inner arrays."""
-    types = arrow_module("pyarrow.types")
-    if types.is_null(kind):
-        return 0
-    if types.is_union(kind):
-        return 1 if kind.mode == "sparse" else 2
-    if is_bytes(kind) and not is_view(kind):
-        return 3
-    if types.is_struct(kind) or types.is_fixed_size_list(kind):
-        return 1
-    is_known = kind.num_fields == 0 or types.is_list(kind) or types.is_large_list(kind) or types.is_map(kind)
-    if not is_known and not types.is_dictionary(kind):
-        raise ValueError(f"a column is of the type {kind}, which this reader cannot pass over")
-    return 2
+def _unpacked_bytes(array: Array, codec: str | None, message: Message, read: Read) -> int:
+    return array.unpacked_bytes(codec, lambda begin, count: read(message.body_at + begin, count))
 
 
-def _plain_type(kind: pyarrow.DataType, inner: tuple[_Array, ...]) -> pyarrow.DataType:
-    """Return a type with the types of its inner arrays, which have no extensions."""
-    arrow, types = arrow_module(), arrow_module("pyarrow.types")
-    fields = [kind.field(i).with_type(one.kind) for i, one in enumerate(inner)]
-    makers: list[tuple[Callable[[pyarrow.DataType], bool], Callable[[], pyarrow.DataType]]] = [
-        (types.is_struct, lambda: arrow.struct(fields)),
-        (types.is_list, lambda: arrow.list_(fields[0])),
-        (types.is_large_list, lambda: arrow.large_list(fields[0])),
-        (types.is_fixed_size_list, lambda: arrow.list_(fields[0], kind.list_size)),
-        (types.is_map, lambda: arrow.map_(fields[0].type.field(0), fields[0].type.field(1), kind.keys_sorted)),
-    ]
-    return next((make() for asked, make in makers if asked(kind)), kind)
+def _column_at(kinds: Sequence[Placed], places: Sequence[int]) -> Placed:
+    """Return the type of a column, or of the member of a struct."""
+    kind = kinds[places[0]]
+    for place in places[1:]:
+        kind = kind.inner[place]
+    return kind
+
+
+def _refuse_unread_dictionaries(kind: Placed, column: Column, path: str) -> None:
+    if arrow_module("pyarrow.types").is_dictionary(kind.kind) and not is_read_dictionary(kind.kind):
+        raise ValueError(
+            f"{path}: column {column.field.name!r} is a dictionary of {kind.kind.value_type}: cast it to that type, or "
+            f"leave it out (columns=)"
+        )
+    for inner in kind.inner:
+        _refuse_unread_dictionaries(inner, column, path)

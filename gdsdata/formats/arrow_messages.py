@@ -58,6 +58,18 @@ class Table(NamedTuple):
         place = self.place(member)
         return None if place is None else Table(self.data, place + self.number("I", place))
 
+    def tables(self, member: int) -> list[Table]:
+        """Return a vector of tables."""
+        place = self.place(member)
+        if place is None:
+            return []
+        vector = place + self.number("I", place)
+        count = self.number("I", vector)
+        if vector + 4 + 4 * count > len(self.data):
+            raise struct.error(f"a vector of {count} does not fit")
+        slots = range(vector + 4, vector + 4 + 4 * count, 4)
+        return [Table(self.data, slot + self.number("I", slot)) for slot in slots]
+
     def int64s(self, member: int, a_row: int) -> np.ndarray:
         """Return a vector of int64, or of structs of ``a_row`` of them: (n, a_row)."""
         place = self.place(member)
@@ -158,12 +170,19 @@ def record_batches(read: Read, size_bytes: int, path: str) -> Iterator[Message]:
     Raises:
         CorruptData: metadata lie, or the file ends before its end mark.
     """
+    return (message for message in batches_and_dictionaries(read, size_bytes, path) if message.kind != DICTIONARY)
+
+
+def batches_and_dictionaries(read: Read, size_bytes: int, path: str) -> Iterator[Message]:
+    """Yield the message of the schema, then those of dictionaries and record batches.
+
+    It raises what `record_batches` does.
+    """
     has_schema = False
     for message in messages(read, size_bytes, path):
-        if message.kind == (RECORDS if has_schema else SCHEMA):
-            has_schema = True
-            yield message
-        elif message.kind != DICTIONARY or not has_schema:
+        if message.kind not in ((RECORDS, DICTIONARY) if has_schema else (SCHEMA,)):
             raise damaged(path, message.at, 0, f"a message of type {message.kind} stands where none belongs")
+        has_schema = True
+        yield message
     if not has_schema:
         raise damaged(path, 0, size_bytes, "it has no schema")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from gdsdata.formats.arrow_layout import spanned
 from gdsdata.formats.arrow_messages import Message, Read, record_batches, schema_of
 from gdsdata.formats.columns import (
     Column,
@@ -141,7 +142,10 @@ def _walk(
         return node, buffer
     if places in columns:
         placed[places] = _place(columns[places], kind, (*above, (node, buffer)))
-    nodes, buffers = _spanned(kind, field.name, path)
+    try:
+        nodes, buffers = spanned(kind)
+    except ValueError as reason:
+        raise ValueError(f"{path}: column {field.name!r}: {reason}") from None
     return node + nodes, buffer + buffers
 
 
@@ -166,33 +170,6 @@ def _place(column: Column, kind: pyarrow.DataType, above: tuple[tuple[int, int],
         inner.append((node + len(inner) + 1, count))
         values += 1
     return _Placed(column, above, tuple(inner), offsets, values)
-
-
-def _spanned(kind: pyarrow.DataType, name: str, path: str) -> tuple[int, int]:
-    """Return how many nodes and buffers a column of some type has in a record batch."""
-    types = arrow_module("pyarrow.types")
-    kind = storage_of(kind)
-    if types.is_null(kind):
-        return 1, 0
-    if types.is_dictionary(kind) or types.is_primitive(kind) or types.is_fixed_size_binary(kind):
-        return 1, 2
-    if types.is_decimal(kind) or types.is_interval(kind):
-        return 1, 2
-    if is_bytes(kind):
-        return 1, 3
-    if types.is_fixed_size_list(kind) or types.is_struct(kind):
-        own = 1
-    elif is_list(kind) or types.is_map(kind):
-        own = 2
-    elif types.is_union(kind):
-        own = 1 if kind.mode == "sparse" else 2
-    else:
-        raise ValueError(f"{path}: column {name!r} is of the type {kind}, which this reader cannot pass over: cast it")
-    nodes, buffers = 1, own
-    for i in range(kind.num_fields):
-        more_nodes, more_buffers = _spanned(kind.field(i).type, name, path)
-        nodes, buffers = nodes + more_nodes, buffers + more_buffers
-    return nodes, buffers
 
 
 # -------------------------------------------------------------------------------------------------- record batches

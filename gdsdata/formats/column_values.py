@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from gdsdata.formats import dictionaries
 from gdsdata.formats.columns import Column, arrow_module, is_bytes, is_list, storage_of
 from gdsdata.formats.field import Field
 from gdsdata.formats.json_rows import json_rows, stored
@@ -34,14 +35,16 @@ def values_of_column(table: pyarrow.Table, column: Column) -> Values:
     Raises:
         HasNulls: see there.
         OtherShape: see there.
+        TooLarge: a dictionary's values (see `dictionaries`).
         Exception: the table is damaged; the type is one of `errors_of_pyarrow`.
     """
     arrow, types = arrow_module(), arrow_module("pyarrow.types")
     chunks = _out_of_structs(table, column)
     kind, field = chunks.type, column.field
     if types.is_dictionary(kind):
-        kind = storage_of(kind.value_type)
-        chunks = chunks.cast(kind)
+        plain = [dictionaries.decoded(chunk) for chunk in chunks.chunks]
+        chunks = arrow.chunked_array(plain, plain[0].type if plain else storage_of(kind.value_type))
+        kind = chunks.type
     if types.is_null(kind):
         return _whole(chunks.cast(arrow.large_binary()))
     if field.dtype is None and not is_bytes(kind):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gdsdata.formats import dictionaries
 from gdsdata.formats.columns import arrow_module, is_bytes, is_text
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def _plain(array: pyarrow.Array) -> list[Any]:
     array = stored(array)
     kind = array.type
     if types.is_dictionary(kind):
-        return _plain(array.dictionary_decode())
+        return _plain(dictionaries.decoded(array))
     if types.is_struct(kind):
         names = [kind.field(i).name for i in range(kind.num_fields)]
         members = [_plain(member) for member in array.flatten()]

@@ -13,6 +13,7 @@ import numpy as np
 from gdsdata.errors import CorruptData
 from gdsdata.formats.column_values import HasNulls, OtherShape, Values, values_of_column
 from gdsdata.formats.columns import Column, arrow_module, check_alike, nulls_among_numbers
+from gdsdata.formats.dictionaries import TooLarge
 from gdsdata.formats.field import Field
 from gdsdata.formats.index import Made, Readers, SampleIndex, files_of_part, first_samples
 from gdsdata.formats.plan import Plan
@@ -221,6 +222,11 @@ class TableIndex(SampleIndex):
             raise
         except HasNulls:
             raise nulls_among_numbers(path, name) from None
+        except TooLarge as reason:
+            raise ValueError(
+                f"{self.name_of(group)}: column {column.field.name!r}: {reason}: write smaller ones, or leave the "
+                f"column out (columns=)"
+            ) from None
         except OtherShape:
             raise ValueError(
                 f"{path}: column {name!r} has arrays of another shape than the {column.field.shape} that its type "

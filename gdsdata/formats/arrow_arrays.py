@@ -1,0 +1,289 @@
+"""Arrays of record batches and dictionaries of Arrow IPC: what metadata say, and their making."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from gdsdata.formats.arrow_layout import Placed, buffers_of, plain_type
+from gdsdata.formats.arrow_messages import Message, Table
+from gdsdata.formats.columns import arrow_module, is_bytes, is_list, is_view
+
+if TYPE_CHECKING:
+    import pyarrow
+
+# A record batch may take so much when it is decoded: a number that lies must not become memory.
+LARGEST_BATCH_BYTES = 2**32
+_CODECS = {0: "lz4", 1: "zstd"}
+_PREFIX = struct.Struct("<q")  # of a compressed buffer: its length when decompressed
+# Values in the lists of a compressed record batch.
+_MOST_COMPRESSED = 2**27
+# Writers may write more of a buffer than its values take.
+_SPARE_TIMES, _SPARE_BYTES = 2, 4096
+
+
+class Buffers(NamedTuple):
+    """Buffers of a column.
+
+    Attributes:
+        begin: of the column's extent in the batch's body.
+        content: of the extent.
+        codec: by which each buffer is compressed; None: none is.
+    """
+
+    begin: int
+    content: memoryview
+    codec: str | None
+
+    def buffer(self, place: Place) -> pyarrow.Buffer | None:
+        """Return a buffer, which begins on a multiple of 8; None if it is empty."""
+        arrow = arrow_module()
+        if not place.length:
+            return None
+        content = self.content[place.begin - self.begin : place.begin - self.begin + place.length]
+        if self.codec is not None:
+            unpacked_bytes = place.unpacked_bytes(content)
+            if len(content) < _PREFIX.size or _PREFIX.unpack_from(content)[0] >= 0:
+                return arrow.decompress(content[_PREFIX.size :], unpacked_bytes, codec=self.codec)
+            content = content[_PREFIX.size :]
+        buffer = arrow.py_buffer(content)
+        return buffer if buffer.address % 8 == 0 else arrow.py_buffer(bytes(content))
+
+
+class Place(NamedTuple):
+    """The place of a buffer in a body.
+
+    Attributes:
+        begin, length: of its bytes there, in bytes.
+        needed: bytes that its values take; None: the buffer itself says it.
+    """
+
+    begin: int
+    length: int
+    needed: int | None
+
+    def unpacked_bytes(self, prefix: bytes | memoryview) -> int:
+        """Return the length of a compressed buffer when it is decompressed.
+
+        Args:
+            prefix: its first 8 bytes, or more.
+
+        Raises:
+            ValueError: it cannot be so long.
+        """
+        if self.length < _PREFIX.size:
+            raise ValueError(f"a compressed buffer has {self.length} bytes")
+        (said,) = _PREFIX.unpack_from(prefix)
+        unpacked_bytes = self.length - _PREFIX.size if said == -1 else said  # -1: it is not compressed
+        most = LARGEST_BATCH_BYTES if self.needed is None else _SPARE_TIMES * self.needed + _SPARE_BYTES
+        if not 0 <= unpacked_bytes <= most:
+            raise ValueError(f"a buffer would have {unpacked_bytes} bytes when decompressed, and the most is {most}")
+        return unpacked_bytes
+
+
+class Array(NamedTuple):
+    """An array: its type, without extensions, and its parts.
+
+    Attributes:
+        kind: its type.
+        length: its values.
+        buffers: with validity first, if the type has one.
+        inner: those in it.
+        dictionary: id of its dictionary; None: it has none.
+    """
+
+    kind: pyarrow.DataType
+    length: int
+    buffers: tuple[Place, ...]
+    inner: tuple[Array, ...]
+    dictionary: int | None = None
+
+    def extent(self) -> tuple[int, int]:
+        """Return offset in the body and length of the stretch that has all buffers."""
+        places = [place for place in self._places() if place.length]
+        if not places:
+            return 0, 0
+        begin = min(place.begin for place in places)
+        return begin, max(place.begin + place.length for place in places) - begin
+
+    def unpacked_bytes(self, codec: str | None, read: Callable[[int, int], bytes]) -> int:
+        """Return the bytes of all buffers when they are decompressed.
+
+        Args:
+            codec: by which they are compressed; None: they are not.
+            read: gives bytes of the body: from an offset, so many.
+
+        Raises:
+            ValueError: a buffer lies about its length.
+        """
+        places = [place for place in self._places() if place.length]
+        if codec is None:
+            return sum(place.length for place in places)
+        return sum(
+            place.unpacked_bytes(read(place.begin, min(place.length, _PREFIX.size)))
+            if place.needed is None
+            else place.needed
+            for place in places
+        )
+
+    def _places(self) -> Iterator[Place]:
+        yield from self.buffers
+        for one in self.inner:
+            yield from one._places()
+
+    def made(self, buffers: Buffers, dictionaries: Mapping[int, pyarrow.Array]) -> pyarrow.Array:
+        """Return pyarrow's array.
+
+        Raises:
+            KeyError: its dictionary is not among ``dictionaries``.
+            Exception: the buffers are damaged.
+        """
+        arrow = arrow_module()
+        if arrow.types.is_null(self.kind):
+            return arrow.nulls(self.length)
+        inner = [one.made(buffers, dictionaries) for one in self.inner]
+        found = [buffers.buffer(place) for place in self.buffers]
+        empty = arrow.py_buffer(bytes(8))  # of offsets or values that are none
+        found[1:] = [empty if one is None else one for one in found[1:]]
+        if self.dictionary is not None:
+            values = dictionaries[self.dictionary]
+            return arrow.DictionaryArray.from_buffers(self.kind, self.length, found, values)
+        return arrow.Array.from_buffers(self.kind, self.length, found, children=inner)
+
+
+class Batch(NamedTuple):
+    """The metadata of a record batch.
+
+    Attributes:
+        rows: that it has.
+        columns: of its schema.
+        codec: by which its buffers are compressed; None: they are not.
+        body_at: offset of its body.
+    """
+
+    rows: int
+    columns: tuple[Array, ...]
+    codec: str | None
+    body_at: int
+
+    @classmethod
+    def of(cls, message: Message, kinds: Sequence[Placed]) -> Batch:
+        """Return the batch of a message; ``kinds`` are its columns' types.
+
+        Raises:
+            ValueError, struct.error: the metadata lie, or a type cannot be passed over.
+        """
+        rows, codec = message.header.integer(0, "q"), _codec_of(message.header)
+        take = _Taking(message.header, message.body_bytes, codec is not None)
+        columns = tuple(take.array(kind, rows) for kind in kinds)
+        return cls(rows, columns, codec, message.body_at)
+
+
+class DictionaryPart(NamedTuple):
+    """The metadata of a message with values of a dictionary.
+
+    Attributes:
+        id: of the dictionary.
+        is_delta: the values follow those of earlier messages; else they take their place.
+        values: the array.
+        codec: by which its buffers are compressed; None: they are not.
+        body_at: offset of its body.
+    """
+
+    id: int
+    is_delta: bool
+    values: Array
+    codec: str | None
+    body_at: int
+
+    @classmethod
+    def of(cls, message: Message, kinds: Mapping[int, pyarrow.DataType]) -> DictionaryPart | None:
+        """Return the values of a message; None: ``kinds``, types by id, has no such dictionary.
+
+        Raises:
+            ValueError, struct.error: the metadata lie.
+        """
+        found, data = message.header.integer(0, "q"), message.header.table(1)
+        if found not in kinds:
+            return None
+        if data is None:
+            raise struct.error("a dictionary without values")
+        codec = _codec_of(data)
+        take = _Taking(data, message.body_bytes, codec is not None)
+        values = take.array(Placed(kinds[found], None, ()))
+        return cls(found, message.header.integer(2, "B") != 0, values, codec, message.body_at)
+
+
+def _codec_of(header: Table) -> str | None:
+    compression = header.table(3)
+    if compression is None:
+        return None
+    codec = _CODECS.get(compression.integer(0, "b"))
+    if codec is None:
+        raise ValueError("it is compressed by a codec that does not exist")
+    return codec
+
+
+class _Taking:
+    """Takes the nodes and buffers of a record batch in their order."""
+
+    def __init__(self, header: Table, body_bytes: int, is_compressed: bool) -> None:
+        self._nodes = iter(header.int64s(1, 2).tolist())
+        self._buffers = iter(header.int64s(2, 2).tolist())
+        self._views = iter(header.int64s(4, 1).tolist())
+        self._body_bytes = body_bytes
+        # Each value takes a bit of some buffer, but nulls take none: a number that lies must not
+        # become memory.
+        self._most_in_lists = max(8 * body_bytes, _MOST_COMPRESSED if is_compressed else 0)
+
+    def array(self, placed: Placed, rows: int | None = None) -> Array:
+        """Return the next array, of ``rows`` values if that is known."""
+        kind = placed.kind
+        length, nulls = self._next(self._nodes, "nodes")
+        if length < 0 or nulls < 0 or (rows is not None and length != rows):
+            raise ValueError(f"a column has {length} values with {nulls} nulls")
+        if rows is None and length > self._most_in_lists:
+            raise ValueError(f"lists have {length} values in {self._body_bytes} bytes")
+        needed = _needed_bytes(kind, length)
+        buffers = [self._buffer(needed[i] if i < len(needed) else None) for i in range(buffers_of(kind))]
+        if is_view(kind):
+            (count,) = self._next(self._views, "counts of buffers")
+            if not 0 <= count <= self._body_bytes:
+                raise ValueError(f"a column of views has {count} buffers")
+            buffers += [self._buffer(None) for _ in range(count)]
+        below = length if arrow_module("pyarrow.types").is_struct(kind) else None
+        inner = tuple(self.array(one, below) for one in placed.inner)
+        plain = plain_type(kind)
+        if arrow_module("pyarrow.types").is_null(plain):  # also for what is in no wanted column
+            return Array(plain, length, (), ())
+        return Array(plain, length, tuple(buffers), inner, placed.dictionary)
+
+    def _buffer(self, needed: int | None) -> Place:
+        begin, length = self._next(self._buffers, "buffers")
+        if begin < 0 or length < 0 or begin + length > self._body_bytes:
+            raise ValueError(f"a buffer of {length} bytes at {begin} is not in its {self._body_bytes}")
+        return Place(begin, length, needed)
+
+    @staticmethod
+    def _next(numbers: Iterator[list[int]], name: str) -> list[int]:
+        found = next(numbers, None)
+        if found is None:
+            raise ValueError(f"it has too few {name}")
+        return found
+
+
+def _needed_bytes(kind: pyarrow.DataType, length: int) -> list[int]:
+    """Return the bytes that the first buffers of so many values take, as far as that is known."""
+    types = arrow_module("pyarrow.types")
+    validity = -(-length // 8)
+    if types.is_dictionary(kind):
+        return [validity, length * kind.index_type.bit_width // 8]
+    if is_view(kind):
+        return [validity, 16 * length]
+    if is_bytes(kind) or is_list(kind) or types.is_map(kind):
+        is_large = types.is_large_string(kind) or types.is_large_binary(kind) or types.is_large_list(kind)
+        return [validity, (8 if is_large else 4) * (length + 1)]
+    if kind.num_fields or types.is_null(kind) or types.is_union(kind):
+        return [validity]
+    return [validity, -(-length * kind.bit_width // 8)]

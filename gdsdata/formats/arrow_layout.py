@@ -1,0 +1,134 @@
+"""How many nodes and buffers Arrow's types have in a record batch, and the ids of dictionaries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from gdsdata.formats.arrow_messages import Message, Table
+from gdsdata.formats.columns import arrow_module, is_bytes, is_list, is_view, storage_of
+
+if TYPE_CHECKING:
+    import pyarrow
+
+# Members of the tables of FlatBuffers (``format/Schema.fbs``).
+_SCHEMA_FIELDS, _FIELD_DICTIONARY, _FIELD_CHILDREN, _DICTIONARY_ID = 1, 4, 5, 0
+
+
+def buffers_of(kind: pyarrow.DataType) -> int:
+    """Return how many buffers an array has, without those of views' values and inner arrays.
+
+    Raises:
+        ValueError: this reader does not know the type.
+    """
+    types = arrow_module("pyarrow.types")
+    kind = storage_of(kind)
+    if types.is_null(kind):
+        return 0
+    if types.is_union(kind):
+        return 1 if kind.mode == "sparse" else 2
+    if is_bytes(kind) and not is_view(kind):
+        return 3
+    if types.is_struct(kind) or types.is_fixed_size_list(kind):
+        return 1
+    if kind.num_fields == 0 or is_list(kind) or types.is_map(kind) or types.is_dictionary(kind):
+        return 2
+    raise ValueError(f"a column is of the type {kind}, which this reader cannot pass over: cast it")
+
+
+def inner_types(kind: pyarrow.DataType) -> list[pyarrow.DataType]:
+    """Return the types of an array's inner arrays. A dictionary's values lie elsewhere."""
+    kind = storage_of(kind)
+    if arrow_module("pyarrow.types").is_dictionary(kind):
+        return []
+    return [kind.field(i).type for i in range(kind.num_fields)]
+
+
+def spanned(kind: pyarrow.DataType) -> tuple[int, int]:
+    """Return how many nodes and buffers a column of a type without views has in a record batch.
+
+    Raises:
+        ValueError: this reader does not know the type.
+    """
+    nodes, buffers = 1, buffers_of(kind)
+    for inner in inner_types(kind):
+        more_nodes, more_buffers = spanned(inner)
+        nodes, buffers = nodes + more_nodes, buffers + more_buffers
+    return nodes, buffers
+
+
+def is_read_dictionary(kind: pyarrow.DataType) -> bool:
+    """Return whether a type is a dictionary that is read: of plain values."""
+    types = arrow_module("pyarrow.types")
+    if not types.is_dictionary(kind):
+        return False
+    values = storage_of(kind.value_type)
+    return values.num_fields == 0 and not types.is_dictionary(values)
+
+
+def plain_type(kind: pyarrow.DataType) -> pyarrow.DataType:
+    """Return a type without extensions. Null stands for unions, and for dictionaries of lists."""
+    arrow, types = arrow_module(), arrow_module("pyarrow.types")
+    kind = storage_of(kind)
+    if is_read_dictionary(kind):
+        return arrow.dictionary(kind.index_type, storage_of(kind.value_type), kind.ordered)
+    if types.is_union(kind) or types.is_dictionary(kind):
+        return arrow.null()
+    fields = [kind.field(i).with_type(plain_type(inner)) for i, inner in enumerate(inner_types(kind))]
+    makers: list[tuple[Callable[[pyarrow.DataType], bool], Callable[[], pyarrow.DataType]]] = [
+        (types.is_struct, lambda: arrow.struct(fields)),
+        (types.is_list, lambda: arrow.list_(fields[0])),
+        (types.is_large_list, lambda: arrow.large_list(fields[0])),
+        (types.is_fixed_size_list, lambda: arrow.list_(fields[0], kind.list_size)),
+        (types.is_map, lambda: arrow.map_(fields[0].type.field(0), fields[0].type.field(1), kind.keys_sorted)),
+    ]
+    return next((make() for asked, make in makers if asked(kind)), kind)
+
+
+class Placed(NamedTuple):
+    """A type with the ids of the dictionaries in it.
+
+    Attributes:
+        kind: the type, without an extension.
+        dictionary: id of its dictionary; None: it is none.
+        inner: of its inner arrays.
+    """
+
+    kind: pyarrow.DataType
+    dictionary: int | None
+    inner: tuple[Placed, ...]
+
+    def dictionaries(self) -> Iterator[tuple[int, pyarrow.DataType]]:
+        """Yield id and type of the values of each dictionary that is read."""
+        if self.dictionary is not None and is_read_dictionary(self.kind):
+            yield self.dictionary, storage_of(self.kind.value_type)
+        for one in self.inner:
+            yield from one.dictionaries()
+
+
+def placed_types(message: Message, schema: pyarrow.Schema) -> tuple[Placed, ...]:
+    """Return the types of a schema's columns.
+
+    Args:
+        message: of the schema.
+        schema: the same, which pyarrow has read and checked.
+
+    Raises:
+        struct.error, ValueError: the message is not that of the schema.
+    """
+    return _placed([field.type for field in schema], message.header.tables(_SCHEMA_FIELDS))
+
+
+def _placed(kinds: Sequence[pyarrow.DataType], fields: Sequence[Table]) -> tuple[Placed, ...]:
+    placed = []
+    for kind, field in zip(kinds, fields, strict=True):
+        encoding = field.table(_FIELD_DICTIONARY)
+        inner = inner_types(kind)
+        placed.append(
+            Placed(
+                storage_of(kind),
+                None if encoding is None else encoding.integer(_DICTIONARY_ID, "q"),
+                _placed(inner, field.tables(_FIELD_CHILDREN)) if inner else (),
+            )
+        )
+    return tuple(placed)
