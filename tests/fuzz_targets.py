@@ -17,6 +17,7 @@ import test_formats
 import test_litdata
 import test_litdata_frames
 import test_mds
+import test_mds_text
 import test_megatron
 import test_tar
 import test_tfrecord
@@ -60,6 +61,7 @@ from gdsdata.formats import (
     litdata,
     litdata_frames,
     mds,
+    mds_text,
     megatron,
     npy,
     npz,
@@ -717,6 +719,17 @@ PARQUET = Target(
     tokens=(b"PAR1", b"PARE"),
 )
 
+MDS_TEXT = Target(
+    "mds-text",
+    (mds, mds_text, shard_lists),
+    [lambda folder, kind=kind: test_mds_text.write(folder, kind) for kind in test_mds_text.KINDS],
+    reading("index.json", Mds()),
+    mend_sizes(
+        "index.json", lambda content: ((s["raw_data"], "bytes", s["raw_data"]["basename"]) for s in content["shards"])
+    ),
+    (*_JSON_TOKENS, b'"int"', b'"float"', b'"str"', b'"json"', b'"xsv"', b"||", b"\r\n"),
+)
+
 LITDATA_FRAMES = Target(
     "litdata-frames",
     (litdata, litdata_frames, unpacking),
@@ -728,7 +741,7 @@ LITDATA_FRAMES = Target(
 TARGETS = {
     target.name: target
     for target in (
-        *(NPY, TOKENS, TAR, TAR_INDEX, MDS, MDS_PACKED, LITDATA, LITDATA_FRAMES, MEGATRON, TFRECORD),
+        *(NPY, TOKENS, TAR, TAR_INDEX, MDS, MDS_PACKED, MDS_TEXT, LITDATA, LITDATA_FRAMES, MEGATRON, TFRECORD),
         *(SAFETENSORS_DATA, NPZ, ARROW, PARQUET),
         *(SAFETENSORS, TORCH, PICKLE),
         *(LISTS, ANSWERS, WEB_INDEX, OBJECTS),

@@ -319,7 +319,7 @@ class TestIndexJson:
             (["shards"], {}, "shards is {}, not of type list"),
             (["shards"], [], "index.json': no shards are listed"),
             (["shards", 0], [], r"a shard is \[\], not of type dict"),
-            (["shards", 0, "format"], "csv", "shards of format 'csv': write the dataset with MDSWriter"),
+            (["shards", 0, "format"], "orc", "shards of format 'orc': write the dataset with a writer of"),
             (["shards", 0, "raw_data"], None, "raw_data is None, not of type dict"),
             (["shards", 0, "raw_data", "bytes"], "9", "bytes is '9', not of type int"),
             (["shards", 0, "raw_data", "bytes"], 2**40, "bytes is 1099511627776, not in 0 to 4294967295"),

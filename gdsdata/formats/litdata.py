@@ -192,7 +192,7 @@ class LitData:
             raise ValueError(
                 f"{path} was written for TokensLoader: say with window_tokens= how many tokens a sample is"
             )
-        size_bytes, mtime_ns = stat_shards(found, least_bytes=0)
+        size_bytes, mtime_ns = stat_shards(found, lambda shard: table_size(shard.samples))
         heads, _, _ = read_heads([shard.path for shard in found], 4)
         for shard, head, count in zip(found, heads, tokens, strict=True):
             check_count(head, shard)

@@ -1,4 +1,4 @@
-"""MosaicML Streaming's shards (MDS): an index.json, and ``.mds`` files.
+"""MosaicML Streaming's shards: an index.json, and ``.mds`` files, or shards of text (`mds_text`).
 
 A sample has named columns.
 
@@ -12,14 +12,16 @@ from __future__ import annotations
 import math
 import re
 import reprlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from gdsdata.errors import CorruptData
-from gdsdata.formats import shards
+from gdsdata.formats import mds_text, shards
 from gdsdata.formats.fields import Field, FieldIndex
+from gdsdata.formats.mds_text import TextFile, index_text, text_file
 from gdsdata.formats.shard_lists import (
     LARGEST_BYTES,
     checked,
@@ -30,6 +32,7 @@ from gdsdata.formats.shard_lists import (
     shard_path,
 )
 from gdsdata.formats.shards import ArrayFormat, ArrayHeads, Column, Shard, index_shards, refuse_no_shards
+from gdsdata.formats.tables import TableIndex
 from gdsdata.formats.unpacking import unpacked
 
 _VERSION = 2
@@ -52,11 +55,15 @@ _NDARRAY = re.compile(r"ndarray(:(?P<dtype>\w+)(:(?P<shape> *[1-9]\d{0,9} *(, *[
 
 @dataclass(frozen=True)
 class Mds:
-    """The samples of an MDS dataset; a field is a column.
+    """The samples of a MosaicML Streaming dataset; a field is a column.
 
     Numbers ("int", "uint8" to "float64") and arrays ("ndarray") have a dtype; all other columns are
     their bytes as they are encoded: UTF-8, JSON, JPEG, PNG. Arrays of several axes whose shape
     varies from sample to sample, or whose dtype varies, are bytes too (see `decode_array`).
+
+    Shards of JSON, CSV, TSV and XSV have columns of the encodings "int" (int64), "float" (float64)
+    and "str" (UTF-8). They are read and decoded as a whole, as Parquet's row groups are
+    (`gdsdata.RowGroups`).
 
     Args:
         allow_pickle: give the bytes of columns that are pickles ("pkl"), too. Nothing here
@@ -75,7 +82,7 @@ class Mds:
     unpacked: str | None = "user"
     without: tuple[str, ...] = ()
 
-    def index(self, paths: list[str]) -> FieldIndex:
+    def index(self, paths: list[str]) -> FieldIndex | TableIndex:
         """Find the samples of the shards that an index.json lists.
 
         Args:
@@ -85,29 +92,36 @@ class Mds:
 
         Raises:
             CorruptData: index.json or a shard is damaged, or they do not fit each other.
-            ValueError: no index.json, an encoding that is not known, a pickle, shards of unlike
-                columns, or that are compressed otherwise, or are not MDS (JSON, CSV).
-            ImportError: shards are compressed, and the extra is lacking: ``gdsdata[zstd]``, or
-                ``gdsdata[tables]`` for br and snappy.
+            ValueError: no index.json, an encoding that is not known, a pickle, or shards of unlike
+                columns or formats, or that are compressed otherwise.
+            ImportError: shards are compressed, or text, and the extra is lacking:
+                ``gdsdata[zstd]``, or ``gdsdata[tables]`` for br, snappy, and text.
             FileNotFoundError, IoError: a file is not available, or there is no space for unpacked
                 shards.
         """
         found: list[Shard] = []
+        texts: list[TextFile] = []
         columns: list[Column] = []
         index_paths = index_files(paths, "Mds")
         for path in index_paths:
-            for declared, shard in _listed(path):
-                if not columns:
-                    first, columns = declared, self._columns(declared, path)
-                elif declared != first:
+            for record in _records(path):
+                shard = _shard(record, path)
+                is_wanted = not shard.is_one_of(self.without)
+                if record["format"] in mds_text.FORMATS:
+                    texts += [text_file(record, path)] * is_wanted
+                elif not columns:
+                    first, columns = _declared(record, path), self._columns(_declared(record, path), path)
+                elif (declared := _declared(record, path)) != first:
                     raise ValueError(
                         f"{found[0].path} has the columns {first}, and {shard.path} {declared}: read them as separate "
                         f"datasets"
                     )
-                if not shard.is_one_of(self.without):
-                    found.append(shard)
+                found += [shard] * is_wanted
+        if texts and (columns or len(texts) < len(found)):
+            raise ValueError(f"{', '.join(index_paths)}: some shards are text, and others MDS: read them separately")
         refuse_no_shards(found, index_paths)
-        return index_shards(unpacked(found, self.unpacked, "mds"), columns)
+        found = unpacked(found, self.unpacked, "mds")
+        return index_text(found, texts) if texts else index_shards(found, columns)
 
     def _columns(self, declared: list[tuple[str, str, int | None]], path: str) -> list[Column]:
         columns = [_column(name, encoding, size, path) for name, encoding, size in declared]
@@ -120,37 +134,42 @@ class Mds:
         return columns
 
 
-def _listed(path: str) -> list[tuple[list[tuple[str, str, int | None]], Shard]]:
-    """Return the shards of an index.json, each with columns: name, encoding, bytes."""
+def _records(path: str) -> Iterator[dict[str, Any]]:
+    """Yield what an index.json says of each shard, of a format that is known."""
     content = read_json(path)
     if (version := member(content, "version", int, path)) != _VERSION:
         raise ValueError(
             f"{path} is of version {version} of MDS: write it with a mosaicml-streaming of version 2's time"
         )
-    listed = []
     for record in member(content, "shards", list, path):
         record = checked(record, dict, path, "a shard")
-        if (format := member(record, "format", str, path)) != "mds":
-            raise ValueError(f"{path} lists shards of format {format!r}: write the dataset with MDSWriter")
+        if (format := member(record, "format", str, path)) not in ("mds", *mds_text.FORMATS):
+            raise ValueError(
+                f"{path} lists shards of format {format!r}: write the dataset with a writer of mosaicml-streaming, as "
+                f"MDSWriter"
+            )
         if (version := member(record, "version", int, path)) != _VERSION:
             raise ValueError(f"{path} lists a shard of version {version} of MDS: write it with version {_VERSION}")
-        raw = member(record, "raw_data", dict, path)
-        shard = Shard(
-            shard_path(raw.get("basename"), path),
-            count_member(raw, "bytes", path),
-            count_member(record, "samples", path),
-            path,
+        yield record
+
+
+def _shard(record: dict[str, Any], path: str) -> Shard:
+    """Return a shard that is listed in ``path``."""
+    raw = member(record, "raw_data", dict, path)
+    shard = Shard(
+        shard_path(raw.get("basename"), path),
+        count_member(raw, "bytes", path),
+        count_member(record, "samples", path),
+        path,
+    )
+    if packed := member(record, "zip_data", (dict, type(None)), path):
+        shard = shard._replace(
+            packed=shard_path(packed.get("basename"), path),
+            compression=member(record, "compression", str, path),
+            packed_bytes=count_member(packed, "bytes", path),
+            hashes=_hashes(raw, path),
         )
-        if packed := member(record, "zip_data", (dict, type(None)), path):
-            compression = member(record, "compression", str, path)
-            shard = shard._replace(
-                packed=shard_path(packed.get("basename"), path),
-                compression=compression,
-                packed_bytes=count_member(packed, "bytes", path),
-                hashes=_hashes(raw, path),
-            )
-        listed.append((_declared(record, path), shard))
-    return listed
+    return shard
 
 
 def _hashes(raw: dict[str, Any], path: str) -> dict[str, str]:

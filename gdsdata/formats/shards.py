@@ -283,7 +283,7 @@ def refuse_no_shards(shards: Sequence[Shard], paths: Sequence[str]) -> None:
         raise ValueError(f"{', '.join(map(repr, paths))}: no shards are listed: write some samples first")
 
 
-def stat_shards(shards: Sequence[Shard], least_bytes: int) -> tuple[np.ndarray, np.ndarray]:
+def stat_shards(shards: Sequence[Shard], least_bytes: Callable[[Shard], int]) -> tuple[np.ndarray, np.ndarray]:
     """Return the shards' sizes (bytes) and modification times (ns): int64 (F,) each.
 
     They are as index.json has them. So the numbers of samples are known to be sound before anything
@@ -291,7 +291,7 @@ def stat_shards(shards: Sequence[Shard], least_bytes: int) -> tuple[np.ndarray, 
 
     Args:
         shards: at least one.
-        least_bytes: that any sample takes.
+        least_bytes: returns the bytes that a shard of so many samples has at least.
 
     Raises:
         CorruptData: a file is of another size, too short for its samples, or listed twice.
@@ -308,7 +308,7 @@ def stat_shards(shards: Sequence[Shard], least_bytes: int) -> tuple[np.ndarray, 
         if size != shard.size_bytes:
             reason = f"{SHARDS_INDEX} says {shard.size_bytes} bytes, and it has {size}"
             raise _corrupt(shard.path, reason, min(size, shard.size_bytes), abs(size - shard.size_bytes))
-        if table_size(shard.samples) + shard.samples * least_bytes > size:
+        if least_bytes(shard) > size:
             reason = f"{SHARDS_INDEX} says {shard.samples} samples, which take more than the {size} bytes that it has"
             raise _corrupt(shard.path, reason, 0, size)
     return size_bytes, mtime_ns
@@ -338,8 +338,8 @@ def index_shards(shards: Sequence[Shard], columns: Sequence[Column]) -> FieldInd
         CorruptData: a shard is not what index.json, its table or its samples' heads say.
         FileNotFoundError, IoError: a file is not available.
     """
-    least_bytes = sum(4 * column.carries_size + (column.size_bytes or 0) for column in columns)
-    size_bytes, mtime_ns = stat_shards(shards, least_bytes)
+    a_sample = sum(4 * column.carries_size + (column.size_bytes or 0) for column in columns)
+    size_bytes, mtime_ns = stat_shards(shards, lambda shard: table_size(shard.samples) + shard.samples * a_sample)
     first_sample = first_samples([shard.samples for shard in shards])
     begin = np.empty((int(first_sample[-1]), len(columns)), np.int64)
     length, array_head = np.empty_like(begin), np.zeros_like(begin)

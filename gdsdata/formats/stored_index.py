@@ -31,6 +31,7 @@ from gdsdata.formats.extents import Extents
 from gdsdata.formats.field import Field
 from gdsdata.formats.fields import FieldIndex
 from gdsdata.formats.index import Index, SampleIndex
+from gdsdata.formats.mds_text import TextFile
 from gdsdata.formats.parquet_file import ParquetFile
 from gdsdata.formats.paths import JoinedPaths, ends_of, joined
 from gdsdata.formats.sample import Sample
@@ -45,7 +46,10 @@ _ALIGNMENT = 64
 _LOCAL = frozenset({"btrfs", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"})
 _PARTS: dict[str, type] = {
     kind.__name__: kind
-    for kind in (Index, FieldIndex, WindowIndex, TableIndex, Sample, Field, Extents, Column, ParquetFile, ArrowFile)
+    for kind in (
+        *(Index, FieldIndex, WindowIndex, TableIndex, Sample, Field, Extents),
+        *(Column, ParquetFile, ArrowFile, TextFile),
+    )
 }
 
 
