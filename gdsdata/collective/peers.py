@@ -8,6 +8,7 @@ iterator.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import time
 import weakref
 from abc import ABC, abstractmethod
@@ -59,7 +60,8 @@ class Peers:
         self.place = self.ranks.index(torch.distributed.get_rank())
         made, key = _made.setdefault(_default_group(), {}), tuple(self.ranks)
         number = made[key] = made.get(key, 0) + 1
-        self._name = f"gdsdata/peers/{'-'.join(map(str, self.ranks))}/{number}"
+        digest = hashlib.blake2b(repr(self.ranks).encode(), digest_size=16).hexdigest()  # of thousands of ranks
+        self._name = f"gdsdata/peers/{digest}/{number}"
         self._meetings = 0
 
     def meet(self, is_wanted: Callable[[], bool], timeout: timedelta | None = None) -> Meeting:

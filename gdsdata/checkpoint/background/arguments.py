@@ -6,6 +6,7 @@ import math
 import operator
 import os
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from gdsdata.checkpoint.urls import is_url, plain_path
@@ -70,6 +71,25 @@ def peers_of(count: Any) -> int:
     if number > 1:
         raise ValueError(f"peers={number}: give 1 to keep states in the memory of one more node, or 0")
     return number
+
+
+def same_on_all(name: str, values: Sequence[int]) -> int:
+    """Return the value that all ranks have of an argument.
+
+    Args:
+        name: of the argument, for the error.
+        values: of each rank.
+
+    Raises:
+        ValueError: they differ.
+    """
+    for rank, value in enumerate(values):
+        if value != values[0]:
+            raise ValueError(
+                f"{name}= differs among the ranks: rank 0 has {values[0]}, and rank {rank} has {value}. Give the same "
+                f"on all of them"
+            )
+    return values[0]
 
 
 def upload_url(upload: Any) -> str:

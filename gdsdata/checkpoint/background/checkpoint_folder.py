@@ -32,6 +32,7 @@ from gdsdata.errors import CorruptData
 from gdsdata.io.options import EngineOptions
 
 _RUN_ID = "run-id"
+_RUN_ID_CHARACTERS = 16
 _OURS = re.compile(rf"{RANK_FILE}({TEMPORARY})?|manifest\.json{TEMPORARY}")
 
 
@@ -84,12 +85,16 @@ class CheckpointFolder:
         return path
 
     def run_id(self) -> str | None:
-        """Return the folder's random name, which copies in memory have; None: it has none."""
+        """Return the folder's random name, which copies in memory have; None: it has none.
+
+        A file with anything else counts as none: the name is part of paths.
+        """
         try:
             with open(os.path.join(self.path, _RUN_ID), "rb") as file:
-                return file.read().decode("ascii", "replace")
+                found = file.read(_RUN_ID_CHARACTERS + 1)
         except FileNotFoundError:
             return None
+        return found.decode() if re.fullmatch(rb"[0-9a-f]{%d}" % _RUN_ID_CHARACTERS, found) else None
 
     def steps(self) -> list[int]:
         """Return the steps that have a folder, complete or not."""
@@ -186,7 +191,7 @@ class LockedFolder:
         """
         found = self._folder.run_id()
         if found is None:
-            found = secrets.token_hex(8)
+            found = secrets.token_hex(_RUN_ID_CHARACTERS // 2)
             content = found.encode()
             with FileWriter(os.path.join(self._folder.path, _RUN_ID), len(content), self._options) as writer:
                 writer.write_bytes([(0, content)])

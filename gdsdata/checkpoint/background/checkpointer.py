@@ -16,6 +16,7 @@ from gdsdata.checkpoint.background.arguments import (
     bytes_per_s,
     local_folder,
     peers_of,
+    same_on_all,
     size_in_bytes,
     upload_url,
     whole_number,
@@ -101,12 +102,15 @@ class AsyncCheckpointer:
             of a partner. They outlive the processes, so a restart restores from memory, also if one
             node is lost. If all ranks are on one node, it has each file once. With 0, the first
             save removes such copies.
-        memory_folder: where copies are, in the memory of each node. None: "/dev/shm".
+        memory_folder: where copies are, in the memory of each node. None: "/dev/shm". If containers
+            share it, and their checkpoint folders have the same path, each of them needs another
+            one: a program removes copies that no process of another run holds.
         options: of the engine; None: the defaults.
 
     Raises:
-        ValueError: an argument is out of range.
+        ValueError: an argument is out of range, or ``peers`` differs among the ranks.
         TypeError: an argument has another type.
+        SaveAborted: ``peers`` is wrong on another rank, or a rank is gone.
     """
 
     def __init__(
@@ -140,8 +144,8 @@ class AsyncCheckpointer:
         self._end_preparing = weakref.finalize(self, end_preparing, self._staging, self._preparation, os.getpid())
         self._snapshots = Snapshots(on_devices)
         copies = MemoryFolder(os.fsdecode(memory_folder or DEFAULT_BASE), self._folder.path)
-        self._keeps_copies = peers_of(peers) > 0
         self._ranks = Ranks(process_group, timeout_s)
+        self._keeps_copies = same_on_all("peers", self._ranks.each(lambda: peers_of(peers))) > 0
         self._memory: CopiesInMemory = NoPeerMemory(copies)
         if self._keeps_copies:
             self._memory = PeerMemory(copies, self._ranks, timeout_s)

@@ -4,21 +4,26 @@
     12-step-100-of-16-5f2c91d0-90b1c4d2a6e8f735/             a generation (`Generation.name`)
         rank-3-5f2c91d0.pt                                   a complete copy
         rank-3-5f2c91d0.pt.tmp                               one that is being made
+
+A process that makes or has restored a generation holds a shared lock (flock) on its folder. A
+program in another container, whose checkpoint folder has the same path, removes none that is held.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import hashlib
+import mmap
 import os
 import shutil
 import stat
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 
 from gdsdata.checkpoint.background.copies import Copy, Generation, Held
@@ -29,6 +34,43 @@ DEFAULT_BASE = "/dev/shm"
 _TEMPORARY = ".tmp"
 # A copy takes at most this share of what the node has left: training needs memory too.
 _MOST_TAKEN = 0.75
+
+
+# Forked children, as workers of a DataLoader, have the descriptors of their parent. These would
+# keep the memory of files that the parent removes, and its locks.
+_open: weakref.WeakSet[_Descriptor] = weakref.WeakSet()
+
+
+class _Descriptor:
+    """An open file or folder, which forked children close. It is closed with its last reference."""
+
+    def __init__(self, path: str, flags: int) -> None:
+        self._number: int | None = os.open(path, flags | os.O_CLOEXEC, 0o600)
+        _open.add(self)
+
+    @property
+    def is_open(self) -> bool:
+        return self._number is not None
+
+    def fileno(self) -> int:
+        assert self._number is not None  # it is open
+        return self._number
+
+    def close(self) -> None:
+        """Close it. May be called again."""
+        number, self._number = self._number, None
+        if number is not None:
+            os.close(number)
+
+    __del__ = close
+
+
+def _close_all() -> None:
+    for one in list(_open):
+        one.close()
+
+
+os.register_at_fork(after_in_child=_close_all)
 
 
 class MemoryFolder:
@@ -47,6 +89,7 @@ class MemoryFolder:
     def __init__(self, base: str, checkpoints: str) -> None:
         digest = hashlib.blake2b(os.fsencode(os.path.realpath(checkpoints)), digest_size=8).hexdigest()
         self.path = os.path.join(base, f"gdsdata-{os.geteuid()}-{digest}")
+        self._locks: dict[str, _Descriptor] = {}  # by the name of the generation
 
     def make(self) -> str:
         """Make the folder, and return its place (`Held.place`).
@@ -90,36 +133,76 @@ class MemoryFolder:
             OSError: the folder cannot be used, or there is no room.
         """
         self.make()
-        os.makedirs(self._folder_of(generation), 0o700, exist_ok=True)
         with self._locked():  # ranks of a node must not all take the same room
+            os.makedirs(self._folder_of(generation), 0o700, exist_ok=True)
+            self._lock(generation)
             self._check_room(size_bytes)
             return MemoryCopy(self.file(generation, rank), size_bytes)
 
+    def hold(self, generation: Generation) -> None:
+        """Have no other run remove a generation until `release`, or while this process lives.
+
+        It raises what `make` does.
+        """
+        self.make()
+        with self._locked(), contextlib.suppress(FileNotFoundError):  # this node has none of it
+            self._lock(generation)
+
+    def release(self) -> None:
+        """Hold no generation any more. The copies stay. May be called again."""
+        self._release(list(self._locks))
+
     def remove(self, generation: Generation, rank: int) -> None:
         """Remove the copy of a rank's file, if there is one."""
+        self._release([generation.name])
         with contextlib.suppress(OSError):
             os.unlink(self.file(generation, rank))
+        with contextlib.suppress(OSError):
             os.rmdir(self._folder_of(generation))  # fails while there are others
 
     def keep_only(self, current: Generation, older: Generation | None = None) -> None:
         """Remove everything but a generation, and the complete copies of an older one.
 
-        It raises what `make` does, and then removes nothing.
+        Generations of other runs stay while a process holds them. It raises what `make` does, and
+        then removes nothing.
         """
         self.make()
         kept = {current.name} | ({older.name} if older else set())
-        for name in set(os.listdir(self.path)) - kept:
-            shutil.rmtree(os.path.join(self.path, name), ignore_errors=True)
+        self._release([name for name in list(self._locks) if name not in kept])
+        with self._locked():
+            self._remove_all(kept, current.run)
         if older is not None:
             for path in self._temporary_files(older):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
 
     def free(self) -> None:
-        """Remove all copies. A folder that `make` refuses stays as it is."""
+        """Remove all copies that no process holds. A folder that `make` refuses stays as it is."""
         with contextlib.suppress(FileNotFoundError, PermissionError):
             self._checked()
-            shutil.rmtree(self.path, ignore_errors=True)
+            with self._locked():
+                self._remove_all(set(), None)
+            with contextlib.suppress(OSError):
+                os.rmdir(self.path)  # fails while there are others
+
+    def _remove_all(self, kept: set[str], run: str | None) -> None:
+        """Remove everything but what has the names ``kept``, and what other runs hold."""
+        for name in set(os.listdir(self.path)) - kept:
+            path, generation = os.path.join(self.path, name), Generation.named(name)
+            if generation is None or generation.run == run or not _is_held(path):
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _lock(self, generation: Generation) -> None:
+        """Hold a generation, whose folder exists. The caller has locked the folder around it."""
+        if generation.name not in self._locks:
+            lock = _Descriptor(self._folder_of(generation), os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            self._locks[generation.name] = lock
+
+    def _release(self, names: list[str]) -> None:
+        for name in names:
+            if (lock := self._locks.pop(name, None)) is not None:
+                lock.close()
 
     def _folder_of(self, generation: Generation) -> str:
         return os.path.join(self.path, generation.name)
@@ -162,6 +245,21 @@ class MemoryFolder:
             raise OSError(errno.ENOSPC, message)
 
 
+def _is_held(path: str) -> bool:
+    """Return whether a process holds the folder of a generation."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:  # it is a file, or gone
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 class MemoryCopy:
     """A copy on its way into a node's memory. It appears under its name when it is complete.
 
@@ -181,9 +279,12 @@ class MemoryCopy:
         self._temporary = path + _TEMPORARY
         with contextlib.suppress(FileNotFoundError):  # a killed process has left it
             os.unlink(self._temporary)
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        self._descriptor: int | None = os.open(self._temporary, flags, 0o600)
-        os.ftruncate(self._descriptor, size_bytes)
+        self._file = _Descriptor(self._temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        try:
+            os.ftruncate(self._file.fileno(), size_bytes)
+        except BaseException:
+            self.abandon()
+            raise
 
     def write(self, offset: int, content: Any) -> None:
         """Write bytes (a buffer) at an offset of the file.
@@ -191,10 +292,9 @@ class MemoryCopy:
         Raises:
             OSError: the memory is full.
         """
-        assert self._descriptor is not None  # it is neither complete nor abandoned
         rest = memoryview(content).cast("B")
         while rest:
-            count = os.pwrite(self._descriptor, rest, offset)
+            count = os.pwrite(self._file.fileno(), rest, offset)
             rest, offset = rest[count:], offset + count
 
     def occupy(self) -> None:
@@ -203,8 +303,7 @@ class MemoryCopy:
         Raises:
             OSError: the memory is full.
         """
-        assert self._descriptor is not None
-        os.posix_fallocate(self._descriptor, 0, self.size_bytes)
+        os.posix_fallocate(self._file.fileno(), 0, self.size_bytes)
 
     def mapped(self) -> torch.Tensor:
         """Return the file's bytes, to be filled. `occupy` was called before."""
@@ -217,26 +316,34 @@ class MemoryCopy:
             OSError: it is gone.
         """
         os.rename(self._temporary, self.path)
-        self._close()
+        self._file.close()
 
     def abandon(self) -> None:
         """Remove the file, unless it is complete. May be called again."""
-        if self._descriptor is not None:
+        if self._file.is_open:
             with contextlib.suppress(OSError):
                 os.unlink(self._temporary)
-            self._close()
-
-    def _close(self) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+            self._file.close()
 
 
 def mapped(path: str) -> torch.Tensor:
     """Return the bytes of a file as a tensor (uint8, one dimension) that shares its memory.
 
+    Forked children do not have the mapping: it would keep the memory of a file that is removed.
+
     Raises:
         OSError: the file cannot be opened for writing.
         ValueError: it is empty.
     """
-    return torch.from_numpy(np.memmap(path, np.uint8, mode="r+"))
+    with open(path, "r+b") as file:
+        size_bytes = os.fstat(file.fileno()).st_size
+    if not size_bytes:
+        raise ValueError(f"'{path}' is empty")
+    try:
+        content = torch.from_file(path, shared=True, size=size_bytes, dtype=torch.uint8)
+    except RuntimeError as error:
+        raise OSError(errno.EIO, f"'{path}' cannot be mapped: {error}") from error
+    ctypes.CDLL(None).madvise(
+        ctypes.c_void_p(content.data_ptr()), ctypes.c_size_t(size_bytes), ctypes.c_int(mmap.MADV_DONTFORK)
+    )
+    return content

@@ -211,6 +211,10 @@ class PeerMemory:
         The next save removes all others. None: those of all generations.
         """
         self._kept = generation
+        self._folder.release()
+        if generation is not None:
+            with contextlib.suppress(OSError):  # the next save reports it
+                self._folder.hold(generation)
 
     def fetch(self, chosen: InMemory) -> str:
         """Send and get the files that ranks do not have. All ranks call it.
@@ -234,7 +238,7 @@ class PeerMemory:
             self._thread.submit(lambda: None).result()
 
     def close(self, waits: bool) -> None:
-        """End the thread. Complete copies stay in memory. May be called again.
+        """End the thread. Complete copies stay in memory, and are not held. May be called again.
 
         Args:
             waits: complete the copies in progress first.
@@ -244,6 +248,7 @@ class PeerMemory:
         self._end()
         self._thread.close()
         self._copiers.close()
+        self._folder.release()
 
     # --- in the thread that sends -------------------------------------------------------------------------------------
 
