@@ -142,7 +142,7 @@ class TestZip:
     def test_files_are_recognised_by_magic_and_name(self, tmp_path):
         assert recognise([write(tmp_path / "a.npz", x=np.ones(2))]) == Npz("file")
         torch.save({"x": torch.ones(2)}, tmp_path / "b.pt")
-        with pytest.raises(ValueError, match="does not tell its format"):
+        with pytest.raises(ValueError, match="b.pt is a file of torch.save, which is not read"):
             recognise([str(tmp_path / "b.pt")])
 
     @pytest.mark.parametrize("comment_bytes", [0, 1, 30, USUAL_END_BYTES, 65535])

@@ -65,9 +65,9 @@ def listing_of(source: Source) -> Listing:
         if not files:
             if one in of_urls:
                 raise FileNotFoundError(f"{one} is no object, no prefix with objects and no glob of any")
-            raise FileNotFoundError(
-                f"{one} (from {os.getcwd()}) is no file, no directory with files and no glob of any"
-            )
+            from gdsdata.formats.other_kinds import no_files_in  # late: this is for an error
+
+            raise FileNotFoundError(f"{one} {no_files_in(one)}")
         found.update(files)
     return Listing(sorted(found), list(expansion.folders.values()))
 

@@ -19,6 +19,7 @@ from gdsdata.storage.heads import read_heads
 
 _LONGEST_JSON_BYTES = 2**20
 _MOST_SPLITS = 20  # that an error names
+_MOST_ENDINGS = 20  # of files that are looked at for an error
 
 
 class Recogniser(NamedTuple):
@@ -95,6 +96,28 @@ def _refuse_no_data(paths: Sequence[str]) -> NoReturn:
     )
 
 
+def _refuse_another_kind(head: bytes, path: str, paths: Sequence[str]) -> None:
+    """Refuse a file of a kind that is known and not read, or beside files that are.
+
+    Raises:
+        ValueError: says what to do.
+    """
+    from gdsdata.formats.other_kinds import advice_about
+
+    folder = os.path.dirname(path)
+    by_ending = {os.path.splitext(one)[1]: one for one in reversed(paths)}
+    for ending, other in list(by_ending.items())[:_MOST_ENDINGS]:
+        (head_of_other,), _, _ = read_heads([other], HEAD_BYTES)
+        for known in _recognisers:
+            if other != path and known.recognises(head_of_other, other):
+                raise ValueError(
+                    f"{path} is no data, and {os.path.basename(other)} beside it is {known.name}: name the files that "
+                    f"are, as in {os.path.join(folder, f'*{ending}')!r}"
+                )
+    if (advice := advice_about(head, path)) is not None:
+        raise ValueError(f"{path} {advice}")
+
+
 def _splits_in(path: str) -> list[str]:
     from gdsdata.storage.opened import open_file  # late: this is for an error
 
@@ -134,6 +157,7 @@ def recognise(paths: Sequence[str]) -> Format:
                 return known.make()
     if magics.is_beside_tables(paths[0]):
         _refuse_no_data(paths)
+    _refuse_another_kind(head, path, paths)
     hint = "it has no npy magic, so it may be bare tokens; " if path.endswith(".npy") else ""
     names = ", ".join(known.name for known in _recognisers)
     raise ValueError(

@@ -22,8 +22,18 @@ SHARDS_INDEX = "index.json"  # of MDS and of LitData
 _MDS_BEGINS = rb'\s*\{\s*"(shards|version)"'
 _LITDATA_BEGINS = rb'\s*\{\s*"(chunks|config)"'
 DATASET_DICT = "dataset_dict.json"  # of `datasets`: its folder has a folder for each split
-# Files that `datasets` and the Hub leave beside Arrow and Parquet files.
-BESIDE_TABLES = ("dataset_info.json", "state.json", DATASET_DICT, "dataset_infos.json", "README.md", "LICENSE")
+# Files that `datasets`, the Hub, and Spark leave beside Arrow and Parquet files.
+BESIDE_TABLES = (
+    "dataset_info.json",
+    "state.json",
+    DATASET_DICT,
+    "dataset_infos.json",
+    "README.md",
+    "LICENSE",
+    "_SUCCESS",
+    "_metadata",
+    "_common_metadata",
+)
 
 
 def is_npy(head: bytes, path: str) -> bool:

@@ -1,0 +1,104 @@
+"""Kinds of files that are not read, and what to do instead. This is for errors alone."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+
+class Kind(NamedTuple):
+    """A kind of files.
+
+    Attributes:
+        title: its name.
+        magics: what its files begin with.
+        endings: of their names.
+        remedy: what to do, a clause; ``{path}`` is the file's path.
+    """
+
+    title: str
+    magics: tuple[bytes, ...]
+    endings: tuple[str, ...]
+    remedy: str
+
+
+_UNPACK = "its samples cannot be read by themselves: unpack it once"
+_TABLES = "convert it once to Parquet"
+_ARRAYS = "copy its arrays once into npy files"
+_PICKLE = "reading it could run any code: load it where you trust it, and save its arrays with numpy.save"
+_SHARDS = "pack the files into tar shards, a sample's files side by side"
+
+# The first whose magic or ending fits is taken.
+KINDS = (
+    Kind("HDF5", (b"\x89HDF\r\n\x1a\n",), (".h5", ".hdf5"), f"{_ARRAYS} (numpy.save, from h5py.File({{path!r}}))"),
+    Kind("gzip", (b"\x1f\x8b",), (".gz",), f"{_UNPACK} (gunzip -k {{path}})"),
+    Kind("zstd", (b"\x28\xb5\x2f\xfd",), (".zst",), f"{_UNPACK} (zstd -d {{path}})"),
+    Kind("bzip2", (b"BZh",), (".bz2",), f"{_UNPACK} (bunzip2 -k {{path}})"),
+    Kind("xz", (b"\xfd7zXZ\0",), (".xz",), f"{_UNPACK} (unxz -k {{path}})"),
+    Kind(
+        "a file of torch.save",
+        (),
+        (".pt", ".pth"),
+        "it is a checkpoint and has no samples: read it with gdsdata.load, or save its tensors as safetensors",
+    ),
+    Kind("a zip archive", (b"PK\x03\x04",), (".zip",), f"{_UNPACK} (unzip {{path}})"),
+    Kind("a pickle", (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"), (".pkl", ".pickle", ".joblib"), _PICKLE),
+    Kind(
+        "Feather version 1",
+        (b"FEA1",),
+        (),
+        "write it as version 2: feather.write_feather(feather.read_table({path!r}))",
+    ),
+    Kind("ORC", (b"ORC",), (".orc",), f"{_TABLES} (pyarrow.orc.read_table)"),
+    Kind("Avro", (b"Obj\x01",), (".avro",), _TABLES),
+    Kind("SQLite", (b"SQLite format 3\0",), (".sqlite", ".db"), _TABLES),
+    Kind("LMDB", (), (".mdb", ".lmdb"), "write its values once as tar shards or as MDS"),
+    Kind("FFCV", (), (".beton",), "write the samples again as tar shards or as MDS"),
+    Kind("JSON lines", (), (".jsonl", ".ndjson"), f"{_TABLES} (pyarrow.json.read_json)"),
+    Kind("JSON", (), (".json",), f"{_TABLES} (pyarrow.json.read_json)"),
+    Kind("CSV", (), (".csv", ".tsv"), f"{_TABLES} (pyarrow.csv.read_csv)"),
+    Kind("plain text", (), (".txt",), f"{_TABLES}, or its tokens to npy"),
+    Kind(
+        "an image",
+        (b"\xff\xd8\xff", b"\x89PNG\r\n", b"GIF8", b"II*\0", b"MM\0*"),
+        (".jpg", ".jpeg", ".png", ".webp", ".gif", ".tif", ".tiff", ".bmp"),
+        f"{_SHARDS} (tar --sort=name -cf train.tar FOLDER)",
+    ),
+    Kind(
+        "a recording",
+        (b"fLaC", b"OggS", b"ID3"),
+        (".wav", ".flac", ".mp3", ".ogg", ".mp4", ".mkv", ".avi", ".webm"),
+        f"{_SHARDS} (tar --sort=name -cf train.tar FOLDER)",
+    ),
+)
+_ZARR = (".zarray", ".zgroup", "zarr.json")
+_MOST_NAMES = 5  # of folders that an error has
+
+
+def advice_about(head: bytes, path: str) -> str | None:
+    """Return what a file is, and what to do: two clauses. None: it is not known.
+
+    Args:
+        head: its first bytes.
+        path: of the file.
+    """
+    folder, name = os.path.split(path)
+    if name in _ZARR or any(os.path.exists(os.path.join(folder, one)) for one in _ZARR):
+        return f"is a part of a zarr array, which is not read: {_ARRAYS} (numpy.save, from zarr.open({folder!r}))"
+    kind = next((one for one in KINDS if head.startswith(one.magics) or name.lower().endswith(one.endings)), None)
+    return None if kind is None else f"is {kind.title}, which is not read: {kind.remedy.format(path=path)}"
+
+
+def no_files_in(source: str) -> str:
+    """Return why a source means no files: a clause. It says which folders lie in a folder."""
+    try:
+        with os.scandir(source) as entries:
+            names = sorted(entry.name for entry in entries if entry.is_dir() or entry.name in _ZARR)
+    except OSError:
+        names = []
+    if any(name in _ZARR for name in names):
+        return f"is a zarr array, which is not read: {_ARRAYS} (numpy.save, from zarr.open({source!r}))"
+    shown = ", ".join(map(repr, names[:_MOST_NAMES])) + (", ..." if len(names) > _MOST_NAMES else "")
+    if not names:
+        return f"(from {os.getcwd()}) is no file, no directory with files and no glob of any"
+    return f"has no files, only folders ({shown}): name one of them, or a glob, as in {os.path.join(source, '**/*')!r}"

@@ -1,0 +1,117 @@
+"""Kinds of files that gdsdata does not read: the error says what to do instead."""
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import pickle
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from tables import pa
+
+import gdsdata
+
+feather = pytest.importorskip("pyarrow.feather")
+pq = pytest.importorskip("pyarrow.parquet")
+
+
+def refusal(source, kind=ValueError):
+    with pytest.raises(kind) as caught:
+        gdsdata.GDSDataset(source, 2, device="cpu")
+    return str(caught.value)
+
+
+def zipped(name="x.bin"):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr(name, b"x")
+    return file.getvalue()
+
+
+def saved_by_torch():
+    file = io.BytesIO()
+    torch.save({"x": torch.ones(2)}, file)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "name, content, said",
+    [
+        ("x.h5", b"\x89HDF\r\n\x1a\n" + bytes(100), "is HDF5, which is not read: copy its arrays once into npy files"),
+        ("x.jsonl.gz", gzip.compress(b"{}"), "is gzip, which is not read: .* unpack it once .gunzip -k .*/x.jsonl.gz"),
+        ("x.bin.bz2", bz2.compress(b"x"), "bunzip2 -k"),
+        ("x.xz", lzma.compress(b"x"), "unxz -k"),
+        ("x.tar.zst", b"\x28\xb5\x2f\xfd" + bytes(9), "zstd -d .*/x.tar.zst"),
+        ("x", pickle.dumps([1]), "is a pickle, .* could run any code: load it where you trust it, and save its arrays"),
+        ("x.pkl", b"\x80\x04" + bytes(9), "numpy.save"),
+        ("x.pt", saved_by_torch(), "is a file of torch.save, .* read it with gdsdata.load"),
+        ("x.zip", zipped(), "unzip .*/x.zip"),
+        ("x.feather", b"FEA1" + bytes(90), "write it as version 2: feather.write_feather"),
+        ("x.jsonl", json.dumps({"text": "a"}).encode(), "is JSON lines, .* convert it once to Parquet .pyarrow.json"),
+        ("x.csv", b"a,b\n1,2\n", "pyarrow.csv.read_csv"),
+        ("x.txt", b"a text", "is plain text, which is not read: convert it"),
+        (
+            "x.jpg",
+            b"\xff\xd8\xff\xe0" + bytes(99),
+            "is an image, .* pack the files into tar shards, .*tar --sort=name",
+        ),
+        ("x.wav", b"RIFF" + bytes(99), "is a recording, .* pack the files into tar shards"),
+        ("data.mdb", bytes(512), "is LMDB"),
+        ("train.beton", bytes(512), "is FFCV"),
+    ],
+)
+def test_a_kind_that_is_not_read_says_what_to_do(tmp_path, name, content, said):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=said):
+        gdsdata.GDSDataset(tmp_path / name, 2, device="cpu")
+
+
+def test_a_tar_that_is_compressed_says_the_command_that_unpacks_it(tmp_path):
+    (tmp_path / "x.tar.gz").write_bytes(gzip.compress(bytes(1024)))
+    assert "gunzip" in refusal(tmp_path / "x.tar.gz")
+
+
+def test_zarr_is_refused_by_its_folder_and_by_a_chunk(tmp_path):
+    (tmp_path / "x.zarr").mkdir()
+    (tmp_path / "x.zarr" / ".zarray").write_text("{}")
+    assert "is a zarr array, which is not read: copy its arrays once" in refusal(tmp_path / "x.zarr", FileNotFoundError)
+    (tmp_path / "x.zarr" / "0.0").write_bytes(bytes(80))
+    assert "is a part of a zarr array" in refusal(tmp_path / "x.zarr")
+
+
+def test_a_folder_of_folders_names_them(tmp_path):
+    for name in "abcdefg":
+        (tmp_path / name).mkdir()
+    said = refusal(tmp_path, FileNotFoundError)
+    assert (
+        "has no files, only folders ('a', 'b', 'c', 'd', 'e', ...): name one" in said and f"'{tmp_path}/**/*'" in said
+    )
+    assert "is no file, no directory with files" in refusal(tmp_path / "a", FileNotFoundError)
+
+
+@pytest.mark.parametrize("name", ["README.md", "LICENSE", "_SUCCESS", "_metadata", "_common_metadata"])
+@pytest.mark.parametrize("format", [None, gdsdata.formats.Parquet()])
+def test_files_that_stand_beside_parquet_are_passed_over(tmp_path, name, format):
+    pq.write_table(pa.table({"x": [1, 2]}), tmp_path / "part-0.parquet")
+    (tmp_path / name).write_bytes(b"")
+    (batch,) = gdsdata.GDSDataset(tmp_path, 2, format, device="cpu", shuffle=False)
+    assert batch["x"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("name", ["NOTES", "a.log", "a.json"])
+def test_other_files_before_the_data_name_the_glob_that_leaves_them_out(tmp_path, name):
+    np.save(tmp_path / "x.npy", np.arange(4))
+    (tmp_path / name).write_bytes(b"about this")
+    assert (
+        f"{name} is no data, and x.npy beside it is npy: name the files that are, as in '{tmp_path}/*.npy'"
+        in refusal(tmp_path)
+    )
+
+
+def test_bytes_of_no_known_kind_are_refused_as_before(tmp_path):
+    (tmp_path / "x.bin").write_bytes(b"something else")
+    assert "does not tell its format" in refusal(tmp_path)
