@@ -16,6 +16,7 @@ import tables
 import test_formats
 import test_litdata
 import test_litdata_frames
+import test_litdata_rows
 import test_mds
 import test_mds_text
 import test_megatron
@@ -385,6 +386,7 @@ LITDATA = Target(
             ],
         ),
         lambda folder: test_litdata.write_tokens(folder, [[5, 6], [7]]),
+        lambda folder: test_litdata_rows.write_rows(folder, test_litdata_rows.two_tables()),
     ],
     indexing("*", LitData(), LitData(window_tokens=3, allow_pickle=True)),
     mend_sizes("index.json", lambda content: ((one, "chunk_bytes", one["filename"]) for one in content["chunks"])),

@@ -311,12 +311,6 @@ class TestIndexJson:
         with pytest.raises(FileNotFoundError, match=rf"{path} lists it: fetch this shard.*chunk-0-1.bin"):
             LitData(window_tokens=2 if tokens else None).index([path])
 
-    def test_rows_of_arrow_are_told_from_damage(self, tmp_path):
-        path = write_index(tmp_path, [pack_shard([b"", b""]) + b"arrow" + b"LDARW01\0"], [2], {"a": 0}, ["str"])
-        with pytest.raises(ValueError, match="has rows of Arrow behind each shard, which cannot be read") as caught:
-            LitData().index([path])
-        assert not isinstance(caught.value, CorruptData)
-
     @pytest.mark.parametrize(
         ("way", "value", "message"),
         [

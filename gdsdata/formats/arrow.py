@@ -20,15 +20,15 @@ from __future__ import annotations
 import contextlib
 import itertools
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from gdsdata.formats.arrow_batches import find_batches
-from gdsdata.formats.arrow_messages import record_batches, schema_of
+from gdsdata.formats.arrow_messages import Read, record_batches, schema_of
 from gdsdata.formats.arrow_rows import find_rows, lie_in_place
 from gdsdata.formats.columns import FillNull, check_alike, checked_fill, checked_names, columns_of
 from gdsdata.formats.extents import ExtentsBuilder
@@ -92,38 +92,61 @@ class Arrow:
             FileNotFoundError, IoError: a file is not available.
         """
         paths = [path for path in paths if not magics.is_beside_tables(path)] or paths
-        in_place = self._index_rows(paths) if self.fill_null is None else None
-        return self._index_batches(paths) if in_place is None else in_place
+        return index_files(paths, self.columns, self.fill_null)
 
-    def _index_rows(self, paths: list[str]) -> FieldIndex | None:
-        """Return the index of rows that lie in place; None: those of a file have to be decoded."""
-        size_bytes, mtime_ns = np.empty(len(paths), np.int64), np.empty(len(paths), np.int64)
-        counts, extents = [], ExtentsBuilder()
-        first = _index_file(paths[0], self.columns)
-        if first is None:
+
+# Returns where a file or stream of Arrow lies in a file: begin and length in bytes.
+Placing: TypeAlias = "Callable[[Opened], tuple[int, int]]"
+
+
+def index_files(
+    paths: list[str],
+    wanted: Sequence[str] | None,
+    fill_null: FillNull,
+    place_of: Placing = lambda file: (0, file.size_bytes),
+) -> FieldIndex | TableIndex:
+    """Return the index of files with Arrow in them: of rows that lie in place, or record batches.
+
+    Args:
+        paths: of the files.
+        wanted, fill_null: as of `Arrow`.
+        place_of: returns where Arrow lies in each.
+
+    Raises:
+        Exception: as `Arrow.index`, and what ``place_of`` raises.
+    """
+    in_place = _index_rows(paths, wanted, place_of) if fill_null is None else None
+    if in_place is not None:
+        return in_place
+    index_file = partial(_index_batches, wanted=wanted, fill_null=fill_null, place_of=place_of)
+    return TableIndex.of_files(paths, list(of_each(index_file, paths)))
+
+
+def _index_rows(paths: list[str], wanted: Sequence[str] | None, place_of: Placing) -> FieldIndex | None:
+    """Return the index of rows that lie in place; None: those of a file have to be decoded."""
+    size_bytes, mtime_ns = np.empty(len(paths), np.int64), np.empty(len(paths), np.int64)
+    counts, extents = [], ExtentsBuilder()
+    first = _index_file(paths[0], wanted, place_of)
+    if first is None:
+        return None
+    fields = first.fields
+    wanted = wanted and tuple(field.name for field in fields)
+    others = of_each(partial(_index_file, wanted=wanted, place_of=place_of), paths[1:])
+    for i, (path, found) in enumerate(zip(paths, itertools.chain([first], others), strict=True)):
+        if found is None:
             return None
-        fields = first.fields
-        wanted = self.columns and tuple(field.name for field in fields)
-        others = of_each(partial(_index_file, wanted=wanted), paths[1:])
-        for i, (path, found) in enumerate(zip(paths, itertools.chain([first], others), strict=True)):
-            if found is None:
-                return None
-            check_alike(fields, found.fields, (paths[0], path))
-            size_bytes[i], mtime_ns[i] = found.size_bytes, found.mtime_ns
-            counts.append(len(found.begin_bytes))
-            extents.add(found.begin_bytes, found.length_bytes)
-        return FieldIndex(
-            paths=paths,
-            size_bytes=size_bytes,
-            mtime_ns=mtime_ns,
-            first_sample=first_samples(counts),
-            fields=fields,
-            extents=extents.extents(),
-        )
-
-    def _index_batches(self, paths: list[str]) -> TableIndex:
-        index_file = partial(_index_batches, wanted=self.columns, fill_null=self.fill_null)
-        return TableIndex.of_files(paths, list(of_each(index_file, paths)))
+        check_alike(fields, found.fields, (paths[0], path))
+        size_bytes[i], mtime_ns[i] = found.size_bytes, found.mtime_ns
+        counts.append(len(found.begin_bytes))
+        extents.add(found.begin_bytes, found.length_bytes)
+    return FieldIndex(
+        paths=paths,
+        size_bytes=size_bytes,
+        mtime_ns=mtime_ns,
+        first_sample=first_samples(counts),
+        fields=fields,
+        extents=extents.extents(),
+    )
 
 
 class _Found(NamedTuple):
@@ -134,35 +157,40 @@ class _Found(NamedTuple):
     mtime_ns: int
 
 
-def _index_file(path: str, wanted: Sequence[str] | None) -> _Found | None:
+def _index_file(path: str, wanted: Sequence[str] | None, place_of: Placing) -> _Found | None:
     with open_file(path) as file:
-        if not _lie_in_place(file, wanted):
+        begin, length = place_of(file)
+        read = partial(_read, file, begin)
+        if not _lie_in_place(read, length, wanted, path):
             return None
-        found = find_rows(partial(_read, file), file.size_bytes, wanted, path)
-        return _Found(*found, file.size_bytes, file.mtime_ns)
+        fields, begins, lengths = find_rows(read, length, wanted, path)
+        return _Found(fields, begins + begin, lengths, file.size_bytes, file.mtime_ns)
 
 
-def _lie_in_place(file: Opened, wanted: Sequence[str] | None) -> bool:
+def _lie_in_place(read: Read, size_bytes: int, wanted: Sequence[str] | None, path: str) -> bool:
     """Return whether the rows of a file are read without decoding.
 
     Files may differ in that, though their columns are alike to a reader: decimals and float64.
     """
-    messages = record_batches(partial(_read, file), file.size_bytes, file.path)
-    schema = schema_of(next(messages), file.path)
+    messages = record_batches(read, size_bytes, path)
+    schema = schema_of(next(messages), path)
     is_compressed = False
     with contextlib.suppress(struct.error):  # reported when the batch is indexed
         is_compressed = any(message.header.table(3) is not None for message in itertools.islice(messages, 1))
-    return not is_compressed and lie_in_place(schema, columns_of(schema, wanted, file.path))
+    return not is_compressed and lie_in_place(schema, columns_of(schema, wanted, path))
 
 
-def _index_batches(path: str, wanted: Sequence[str] | None, fill_null: FillNull) -> FileGroups:
+def _index_batches(path: str, wanted: Sequence[str] | None, fill_null: FillNull, place_of: Placing) -> FileGroups:
     with open_file(path) as file:
-        said = file.size_bytes, file.mtime_ns
-        return find_batches(partial(_read, file), said, wanted, fill_null, path)
+        begin, length = place_of(file)
+        found = find_batches(partial(_read, file, begin), (length, file.mtime_ns), wanted, fill_null, path)
+    begins = [[begin + one for one in begins] for begins in found.begins]
+    return found._replace(begins=begins, size_bytes=file.size_bytes)
 
 
-def _read(file: Opened, offset: int, count: int) -> bytes:
-    data = file.read(offset, count)
+def _read(file: Opened, begin: int, offset: int, count: int) -> bytes:
+    """Return bytes of Arrow, which begins in a file at ``begin``."""
+    data = file.read(begin + offset, count)
     if len(data) < count:
-        raise damaged(file.path, offset, count, "the file has become shorter while it was indexed")
+        raise damaged(file.path, begin + offset, count, "the file has become shorter while it was indexed")
     return data

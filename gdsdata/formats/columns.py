@@ -314,8 +314,8 @@ def nulls_among_numbers(path: str, name: str) -> ValueError:
     """Return the error for nulls among values of one size, or in lists."""
     return ValueError(
         f"{path}: column {name!r} has nulls, which a tensor has no value for: say what takes their place, as in "
-        f"fill_null=0 or fill_null={{{name!r}: -100}}, an argument of gdsdata.formats.Arrow and Parquet, or leave it "
-        f"out (columns=)"
+        f"fill_null=0 or fill_null={{{name!r}: -100}}, an argument of gdsdata.formats.Arrow, Parquet and LitData, or "
+        f"leave it out (columns=)"
     )
 
 

@@ -18,11 +18,13 @@ from typing import Any, Literal
 import numpy as np
 
 from gdsdata.errors import CorruptData
-from gdsdata.formats import shards
+from gdsdata.formats import arrow, shards
+from gdsdata.formats.columns import FillNull, checked_fill
 from gdsdata.formats.extents import Extents
 from gdsdata.formats.fields import Field, FieldIndex
 from gdsdata.formats.index import first_samples
 from gdsdata.formats.litdata_frames import LEVELS, with_size
+from gdsdata.formats.parsers.damage import damaged
 from gdsdata.formats.shard_lists import checked, count_member, index_files, member, read_json, shard_path
 from gdsdata.formats.shards import (
     ArrayFormat,
@@ -31,13 +33,15 @@ from gdsdata.formats.shards import (
     Shard,
     check_count,
     index_shards,
+    missing_shards_named,
     refuse_no_shards,
     stat_shards,
     table_size,
 )
+from gdsdata.formats.tables import TableIndex
 from gdsdata.formats.unpacking import unpacked
 from gdsdata.storage.heads import read_heads
-from gdsdata.storage.opened import open_file
+from gdsdata.storage.opened import Opened, open_file
 
 # By code. None stands for torch's bfloat16: numpy has no equivalent, and LitData cannot write it
 # either.
@@ -80,6 +84,9 @@ class LitData:
     dtype; all other leaves are their bytes as they are encoded. Arrays of several axes whose shape
     varies from sample to sample, or whose dtype varies, are bytes too (see `decode_array`).
 
+    LitData 0.2.76 writes samples of plain values, lists and dicts as rows of Arrow behind each
+    shard. Their columns are then those that `Arrow` gives.
+
     Args:
         window_tokens: of a dataset written for TokensLoader: how many tokens a sample is (its
             ``block_size``). Windows do not overlap, and none crosses a shard's end.
@@ -91,9 +98,10 @@ class LitData:
             ``"batch"`` or ``"sample"``) once they are unpacked, as `Mds` has it; ``"user"`` is
             ``~/.cache/gdsdata/litdata``.
         without: paths of shards that are left out.
+        fill_null: of rows of Arrow: takes the place of nulls among numbers, as `Arrow` has it.
 
     Raises:
-        ValueError: ``window_tokens`` is less than 1.
+        ValueError: ``window_tokens`` is less than 1, or ``fill_null`` is no number.
     """
 
     window_tokens: int | None = None
@@ -101,6 +109,7 @@ class LitData:
     serializers: tuple[str, ...] = ()
     unpacked: str | None = "user"
     without: tuple[str, ...] = ()
+    fill_null: FillNull = None
 
     def __post_init__(self) -> None:
         if self.window_tokens is not None and self.window_tokens < 1:
@@ -108,8 +117,9 @@ class LitData:
         if isinstance(self.serializers, str):
             raise ValueError(f'{self}: serializers is a tuple of names, as in ("{self.serializers}",)')
         object.__setattr__(self, "serializers", tuple(self.serializers))  # a list becomes what can be hashed
+        object.__setattr__(self, "fill_null", checked_fill(self.fill_null, "LitData"))
 
-    def index(self, paths: list[str]) -> FieldIndex:
+    def index(self, paths: list[str]) -> FieldIndex | TableIndex:
         """Find the samples of the shards that an index.json lists.
 
         Args:
@@ -119,11 +129,11 @@ class LitData:
         Raises:
             CorruptData: index.json or a shard is damaged, or they do not fit each other.
             ValueError: no index.json, pickles, a serializer that is not known, or several datasets
-                of unlike samples. Shards that are encrypted, or of another layout (Parquet, Arrow),
-                or compressed otherwise than by zstd. ``window_tokens`` missing, of no use, or
-                longer than every shard.
+                of unlike samples. Shards that are encrypted, or of another layout (Parquet), or
+                compressed otherwise than by zstd. ``window_tokens`` missing, of no use, or longer
+                than every shard. Rows of Arrow that `Arrow` refuses.
             ImportError: shards are compressed with zstd, and the extra ``gdsdata[zstd]`` is
-                lacking.
+                lacking, or they have rows of Arrow, and ``gdsdata[tables]`` is.
             FileNotFoundError, IoError: a file is not available, or there is no space for unpacked
                 shards.
         """
@@ -149,18 +159,29 @@ class LitData:
                 if samples["item_loader"] == "TokensLoader":
                     tokens.append(count_member(record, "dim", path))
         refuse_no_shards(found, index_paths)
+        if samples["item_loader"] != "TokensLoader" and _has_rows(found[0]):
+            return self._index_rows(found)
+        if self.fill_null is not None:
+            raise ValueError(f"{path}: its shards have no rows of Arrow: leave fill_null out")
         columns = self._columns(samples, path)
         found = unpacked(found, self.unpacked, "litdata")
         if samples["item_loader"] == "TokensLoader":
             return self._index_tokens(found, tokens, columns, path)
         if self.window_tokens is not None:
             raise ValueError(f"{path} was written for PyTreeLoader, so its samples are whole: leave window_tokens out")
-        try:
-            return index_shards(found, columns)
-        except CorruptData as reason:
-            if reason.path != path and _has_arrow_footer(reason.path):
-                raise _other_layout(path, "rows of Arrow behind each shard") from None
-            raise
+        return index_shards(found, columns)
+
+    def _index_rows(self, found: list[Shard]) -> FieldIndex | TableIndex:
+        """Index rows of Arrow behind each shard."""
+        stat_shards(found, lambda shard: table_size(shard.samples))
+        paths = [shard.path for shard in found]
+        with missing_shards_named(found):
+            index = arrow.index_files(paths, None, self.fill_null, _place_of_rows)
+        for shard, rows in zip(found, np.diff(index.first_sample).tolist(), strict=True):
+            if rows != shard.samples:
+                said = f"it has {rows} rows, and {shard.listed_in} says {shard.samples}"
+                raise damaged(shard.path, 0, shard.size_bytes, said)
+        return index
 
     def _columns(self, samples: dict[str, Any], path: str) -> list[Column]:
         names = _leaf_names(samples["data_spec"], len(samples["data_format"]), path)
@@ -238,13 +259,27 @@ def _refuse_other_layouts(config: dict[str, Any], path: str) -> None:
         raise _other_layout(path, f"the layout of {reprlib.repr(loader)}")
 
 
-def _has_arrow_footer(path: str) -> bool:
-    """Return whether the shard has a footer with its rows, as newer versions write.
-
-    Its samples are empty then.
-    """
-    with open_file(path) as file:
+def _has_rows(shard: Shard) -> bool:
+    """Return whether a shard has rows of Arrow behind it, as newer versions write."""
+    if shard.packed is not None:  # they are not packed once more
+        return False
+    with missing_shards_named([shard]), open_file(shard.path) as file:
         return file.read(max(0, file.size_bytes - len(_ARROW_MAGIC)), len(_ARROW_MAGIC)) == _ARROW_MAGIC
+
+
+def _place_of_rows(file: Opened) -> tuple[int, int]:
+    """Return where the rows of Arrow lie in a shard: begin and length in bytes.
+
+    Behind them are u32 their length, and the magic.
+    """
+    end = file.size_bytes - len(_ARROW_MAGIC) - 4
+    tail = file.read(max(0, end), len(_ARROW_MAGIC) + 4)
+    length = int.from_bytes(tail[:4], "little")
+    if end < 0 or tail[4:] != _ARROW_MAGIC or not 0 < length <= end:
+        raise damaged(
+            file.path, max(0, end), len(tail), "it does not end as rows of Arrow do, and other shards have them"
+        )
+    return end - length, length
 
 
 def _samples(config: dict[str, Any], path: str) -> dict[str, Any]:
