@@ -98,6 +98,17 @@ def test_a_missing_shard_is_named_with_the_index_that_lists_it(tmp_path, which):
         LitData().index([path])
 
 
+def test_damage_says_from_where_its_bytes_are_counted(tmp_path):
+    path = write_rows(tmp_path, two_tables())
+    shard = tmp_path / "chunk-0-0.bin"
+    content = shard.read_bytes()
+    begin = content.index(b"ARROW1")
+    shard.write_bytes(content[: begin + 8] + b"xxxx" + content[begin + 12 :])
+    with pytest.raises(CorruptData, match=f"bytes 8 to .*counted from {begin}, where Arrow begins") as caught:
+        LitData().index([path])
+    assert caught.value.offset == begin + 8
+
+
 @pytest.mark.parametrize("compression", [None, "zstd"])
 def test_whatever_is_damaged_it_is_read_or_refused(tmp_path, compression):
     path = write_rows(tmp_path, two_tables(), compression=compression)

@@ -7,14 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import eventually
-from test_dcp import on_ranks
-from test_peer_memory import RUN, checkpointer_of, copies_in, empty, generation, restored, state_of
+from test_peer_memory import RUN, checkpointer_of, copies_in, generation, restored, state_of
 
-from gdsdata import AsyncCheckpointer
 from gdsdata.checkpoint.background import memory_folder
 from gdsdata.checkpoint.background.checkpoint_folder import CheckpointFolder
 from gdsdata.checkpoint.background.memory_folder import MemoryFolder, mapped
-from gdsdata.errors import SaveAborted
 
 OTHER_RUN = "fedcba9876543210"
 
@@ -170,21 +167,3 @@ def test_a_random_name_that_is_none_is_replaced(tmp_path, content):
         and len(run) == 16
         and [path.parent.name[-16:] for path in copies_in(tmp_path / "node")] == [run]
     )
-
-
-def _has_other_peers(rank, folder):
-    (folder / "node").mkdir(exist_ok=True)
-    with pytest.raises(ValueError, match=r"peers= differs among the ranks: rank 0 has 1, and rank 1 has 0"):
-        AsyncCheckpointer(folder / "run", peers=1 - rank, memory_folder=folder / "node", timeout_s=20)
-    with pytest.raises(ValueError if rank else SaveAborted, match="peers=2: give 1"):
-        AsyncCheckpointer(folder / "run", peers=1 + rank, memory_folder=folder / "node", timeout_s=20)
-    with AsyncCheckpointer(folder / "run", peers=1, memory_folder=folder / "node", timeout_s=20) as checkpointer:
-        assert checkpointer.save(1, state_of(1, rank)).copied(20)
-        state = empty()
-        assert checkpointer.restore(state) == 1 and state["a"].eq(10 + rank).all()
-    return checkpointer._memory._meeting.name
-
-
-def test_ranks_with_other_numbers_of_peers_all_get_an_error(tmp_path):
-    names = on_ranks(2, _has_other_peers, tmp_path)
-    assert len(set(names)) == 1 and len(names[0]) < 80

@@ -129,11 +129,24 @@ def _save_and_restore_on_two_nodes(rank, folder):
         held = checkpointer._memory.held()
         assert {copy.generation.step for copy in held.copies} == {9}
         assert len(held.copies) == (4 if rank < 2 else 3)
-    return node
+    assert len(checkpointer._memory._meeting.name) < 80, "the name has not all ranks in it"
+    return _refused_peers(rank, folder)
+
+
+def _refused_peers(rank, folder):
+    """Return the errors of constructing with other numbers of peers, and with a wrong one."""
+    said = []
+    for numbers in ([1, 0, 1, 1], [1, 1, 2, 1]):
+        with pytest.raises((ValueError, SaveAborted)) as caught:
+            AsyncCheckpointer(folder / "other", peers=numbers[rank], memory_folder=folder, timeout_s=20)
+        said.append(str(caught.value))
+    return said
 
 
 def test_two_nodes_keep_two_copies_and_restore_what_is_left(tmp_path):
-    assert on_ranks(4, _save_and_restore_on_two_nodes, tmp_path) == ["node-0", "node-0", "node-1", "node-1"]
+    for differs, wrong in on_ranks(4, _save_and_restore_on_two_nodes, tmp_path):
+        assert "peers= differs among the ranks: rank 0 has 1, and rank 1 has 0" in differs
+        assert "peers=2: give 1" in wrong
 
 
 def _is_silent_on_rank_1(rank, folder):

@@ -20,13 +20,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from gdsdata.errors import CorruptData
 from gdsdata.formats.arrow_batches import find_batches
 from gdsdata.formats.arrow_messages import Read, record_batches, schema_of
 from gdsdata.formats.arrow_rows import find_rows, lie_in_place
@@ -158,13 +159,24 @@ class _Found(NamedTuple):
 
 
 def _index_file(path: str, wanted: Sequence[str] | None, place_of: Placing) -> _Found | None:
-    with open_file(path) as file:
-        begin, length = place_of(file)
+    with open_file(path) as file, _places_named(place_of(file)) as (begin, length):
         read = partial(_read, file, begin)
         if not _lie_in_place(read, length, wanted, path):
             return None
         fields, begins, lengths = find_rows(read, length, wanted, path)
         return _Found(fields, begins + begin, lengths, file.size_bytes, file.mtime_ns)
+
+
+@contextlib.contextmanager
+def _places_named(place: tuple[int, int]) -> Iterator[tuple[int, int]]:
+    """Have errors in the block say from where their bytes are counted. Yields ``place``."""
+    try:
+        yield place
+    except CorruptData as error:
+        if not place[0]:
+            raise
+        said = f"{error} (bytes are counted from {place[0]}, where Arrow begins)"
+        raise CorruptData(said, error.path, place[0] + error.offset, error.length) from error
 
 
 def _lie_in_place(read: Read, size_bytes: int, wanted: Sequence[str] | None, path: str) -> bool:
@@ -181,8 +193,7 @@ def _lie_in_place(read: Read, size_bytes: int, wanted: Sequence[str] | None, pat
 
 
 def _index_batches(path: str, wanted: Sequence[str] | None, fill_null: FillNull, place_of: Placing) -> FileGroups:
-    with open_file(path) as file:
-        begin, length = place_of(file)
+    with open_file(path) as file, _places_named(place_of(file)) as (begin, length):
         found = find_batches(partial(_read, file, begin), (length, file.mtime_ns), wanted, fill_null, path)
     begins = [[begin + one for one in begins] for begins in found.begins]
     return found._replace(begins=begins, size_bytes=file.size_bytes)
