@@ -6,9 +6,9 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from gdsdata.formats.arrow_layout import Placed, buffers_of, plain_type
+from gdsdata.formats.arrow_layout import Placed
 from gdsdata.formats.arrow_messages import Message, Table
-from gdsdata.formats.columns import arrow_module, is_bytes, is_list, is_view
+from gdsdata.formats.columns import arrow_module
 
 if TYPE_CHECKING:
     import pyarrow
@@ -198,7 +198,7 @@ class DictionaryPart(NamedTuple):
     body_at: int
 
     @classmethod
-    def of(cls, message: Message, kinds: Mapping[int, pyarrow.DataType]) -> DictionaryPart | None:
+    def of(cls, message: Message, kinds: Mapping[int, Placed]) -> DictionaryPart | None:
         """Return the values of a message; None: ``kinds``, types by id, has no such dictionary.
 
         Raises:
@@ -211,7 +211,7 @@ class DictionaryPart(NamedTuple):
             raise struct.error("a dictionary without values")
         codec = _codec_of(data)
         take = _Taking(data, message.body_bytes, codec is not None)
-        values = take.array(Placed(kinds[found], None, ()))
+        values = take.array(kinds[found])
         return cls(found, message.header.integer(2, "B") != 0, values, codec, message.body_at)
 
 
@@ -239,25 +239,21 @@ class _Taking:
 
     def array(self, placed: Placed, rows: int | None = None) -> Array:
         """Return the next array, of ``rows`` values if that is known."""
-        kind = placed.kind
         length, nulls = self._next(self._nodes, "nodes")
         if length < 0 or nulls < 0 or (rows is not None and length != rows):
             raise ValueError(f"a column has {length} values with {nulls} nulls")
         if rows is None and length > self._most_in_lists:
             raise ValueError(f"lists have {length} values in {self._body_bytes} bytes")
-        needed = _needed_bytes(kind, length)
-        buffers = [self._buffer(needed[i] if i < len(needed) else None) for i in range(buffers_of(kind))]
-        if is_view(kind):
+        buffers = [self._buffer(None if need is None else need.bytes_of(length)) for need in placed.needs]
+        if placed.has_views:
             (count,) = self._next(self._views, "counts of buffers")
             if not 0 <= count <= self._body_bytes:
                 raise ValueError(f"a column of views has {count} buffers")
             buffers += [self._buffer(None) for _ in range(count)]
-        below = length if arrow_module("pyarrow.types").is_struct(kind) else None
-        inner = tuple(self.array(one, below) for one in placed.inner)
-        plain = plain_type(kind)
-        if arrow_module("pyarrow.types").is_null(plain):  # also for what is in no wanted column
-            return Array(plain, length, (), ())
-        return Array(plain, length, tuple(buffers), inner, placed.dictionary)
+        inner = tuple(self.array(one, length if placed.is_struct else None) for one in placed.inner)
+        if placed.is_null:  # also for what is in no wanted column
+            return Array(placed.plain, length, (), ())
+        return Array(placed.plain, length, tuple(buffers), inner, placed.dictionary)
 
     def _buffer(self, needed: int | None) -> Place:
         begin, length = self._next(self._buffers, "buffers")
@@ -271,19 +267,3 @@ class _Taking:
         if found is None:
             raise ValueError(f"it has too few {name}")
         return found
-
-
-def _needed_bytes(kind: pyarrow.DataType, length: int) -> list[int]:
-    """Return the bytes that the first buffers of so many values take, as far as that is known."""
-    types = arrow_module("pyarrow.types")
-    validity = -(-length // 8)
-    if types.is_dictionary(kind):
-        return [validity, length * kind.index_type.bit_width // 8]
-    if is_view(kind):
-        return [validity, 16 * length]
-    if is_bytes(kind) or is_list(kind) or types.is_map(kind):
-        is_large = types.is_large_string(kind) or types.is_large_binary(kind) or types.is_large_list(kind)
-        return [validity, (8 if is_large else 4) * (length + 1)]
-    if kind.num_fields or types.is_null(kind) or types.is_union(kind):
-        return [validity]
-    return [validity, -(-length * kind.bit_width // 8)]

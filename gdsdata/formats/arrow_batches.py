@@ -77,7 +77,7 @@ def _parsed(begin: int, stored: memoryview) -> Message:
 
 
 def _dictionaries(
-    begins: Sequence[int], stored: Sequence[memoryview], kinds: dict[int, pyarrow.DataType]
+    begins: Sequence[int], stored: Sequence[memoryview], kinds: dict[int, Placed]
 ) -> dict[int, pyarrow.Array]:
     """Return the values of dictionaries by their ids.
 
@@ -102,7 +102,7 @@ def _top_places(columns: Sequence[Column]) -> list[int]:
     return list(dict.fromkeys(column.places[0] for column in columns))
 
 
-def _dictionaries_of(kinds: Sequence[Placed], places: Sequence[int]) -> list[tuple[int, pyarrow.DataType]]:
+def _dictionaries_of(kinds: Sequence[Placed], places: Sequence[int]) -> list[tuple[int, Placed]]:
     """Return id and type of the dictionaries in the columns at some places."""
     return [found for place in places for found in kinds[place].dictionaries()]
 
@@ -130,8 +130,10 @@ def find_batches(
     columns = columns_of(schema, wanted, path, fill_null)
     try:
         kinds = placed_types(first, schema)
-    except (struct.error, ValueError) as error:
+    except struct.error as error:
         raise damaged(path, first.at, len(first.frame), f"the schema lies: {error}") from error
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
     of_columns = [_column_at(kinds, column.places) for column in columns]
     for column, kind in zip(columns, of_columns, strict=True):
         _refuse_unread_dictionaries(kind, column, path)
@@ -154,18 +156,7 @@ def find_batches(
         a_row += sum(known.bytes_of_a_value(kind.dictionary) for kind in of_columns)
         unpacked_bytes += sum(part.unpacked_bytes for part in parts)
         decoded_bytes = batch.rows * a_row + _DECODED_TIMES * unpacked_bytes
-        if decoded_bytes > LARGEST_BATCH_BYTES:
-            raise ValueError(
-                f"{path}: a record batch of {batch.rows} rows at byte {message.at} may take {decoded_bytes} bytes when "
-                f"decoded, and the most is {LARGEST_BATCH_BYTES}: write smaller ones (max_chunksize=), or name the "
-                f"columns that are wanted (columns=)"
-            )
-        if len(parts) > _MOST_PARTS + len(arrays):
-            raise ValueError(
-                f"{path}: the record batch at byte {message.at} uses dictionaries that lie in {len(parts)} messages "
-                f"(deltas), and the most is {_MOST_PARTS}: write it with one dictionary (Table.unify_dictionaries), or "
-                f"cast the columns to their values' type"
-            )
+        _check_bounds(batch.rows, decoded_bytes, len(parts) - len(arrays), message.at, path)
         if batch.rows:
             extents = [array.extent() for array in arrays]
             found.rows.append(batch.rows)
@@ -178,6 +169,33 @@ def find_batches(
             found.decoded.append(decoded_bytes)
         number += 1
     return found
+
+
+def _check_bounds(rows: int, decoded_bytes: int, parts: int, at: int, path: str) -> None:
+    """Check what a record batch takes.
+
+    Args:
+        rows: of the batch.
+        decoded_bytes: of the batch and its dictionaries.
+        parts: messages of its dictionaries, less one for each column.
+        at: offset of the batch.
+        path: of the file.
+
+    Raises:
+        ValueError: that is too much.
+    """
+    if decoded_bytes > LARGEST_BATCH_BYTES:
+        raise ValueError(
+            f"{path}: a record batch of {rows} rows at byte {at} may take {decoded_bytes} bytes when decoded, and the "
+            f"most is {LARGEST_BATCH_BYTES}: write smaller ones (max_chunksize=), or name the columns that are wanted "
+            f"(columns=)"
+        )
+    if parts > _MOST_PARTS:
+        raise ValueError(
+            f"{path}: the record batch at byte {at} uses dictionaries that lie in more than {_MOST_PARTS} messages "
+            f"(deltas) for a column: write it with one dictionary (Table.unify_dictionaries), or cast the columns to "
+            f"their values' type"
+        )
 
 
 class _Part(NamedTuple):
@@ -197,7 +215,7 @@ class _Known:
         read: gives the file's bytes.
     """
 
-    def __init__(self, kinds: dict[int, pyarrow.DataType], read: Read) -> None:
+    def __init__(self, kinds: dict[int, Placed], read: Read) -> None:
         self._kinds, self._read = kinds, read
         self._parts: dict[int, list[_Part]] = {}
 

@@ -85,23 +85,78 @@ def plain_type(kind: pyarrow.DataType) -> pyarrow.DataType:
     return next((make() for asked, make in makers if asked(kind)), kind)
 
 
+class Need(NamedTuple):
+    """How many bytes the values of an array take in a buffer.
+
+    Attributes:
+        bits: of a value.
+        more: values that count besides: offsets are one more than values.
+    """
+
+    bits: int
+    more: int = 0
+
+    def bytes_of(self, length: int) -> int:
+        """Return the bytes of so many values."""
+        return -(-(length + self.more) * self.bits // 8)
+
+
+def _needs_of(kind: pyarrow.DataType) -> list[Need]:
+    """Return the needs of an array's first buffers, as far as they follow from its length."""
+    types = arrow_module("pyarrow.types")
+    validity = Need(1)
+    if types.is_dictionary(kind):
+        return [validity, Need(kind.index_type.bit_width)]
+    if is_view(kind):
+        return [validity, Need(128)]
+    if is_bytes(kind) or is_list(kind) or types.is_map(kind):
+        is_large = types.is_large_string(kind) or types.is_large_binary(kind) or types.is_large_list(kind)
+        return [validity, Need(64 if is_large else 32, 1)]
+    if kind.num_fields or types.is_null(kind) or types.is_union(kind):
+        return [validity]
+    return [validity, Need(kind.bit_width)]
+
+
 class Placed(NamedTuple):
-    """A type with the ids of the dictionaries in it.
+    """A type as record batches have it. Each batch asks for it, so all is known in advance.
 
     Attributes:
         kind: the type, without an extension.
         dictionary: id of its dictionary; None: it is none.
         inner: of its inner arrays.
+        plain: the type without any extensions (`plain_type`).
+        needs: of its buffers, without those of views' values; None: the buffer itself says it.
+        has_views, is_struct, is_null: what kind it is, and whether ``plain`` is null.
     """
 
     kind: pyarrow.DataType
     dictionary: int | None
     inner: tuple[Placed, ...]
+    plain: pyarrow.DataType
+    needs: tuple[Need | None, ...]
+    has_views: bool
+    is_struct: bool
+    is_null: bool
 
-    def dictionaries(self) -> Iterator[tuple[int, pyarrow.DataType]]:
+    @classmethod
+    def of(cls, kind: pyarrow.DataType, dictionary: int | None = None, inner: tuple[Placed, ...] = ()) -> Placed:
+        """Return a type with the id of its dictionary, and the types in it.
+
+        Raises:
+            ValueError: this reader does not know the type.
+        """
+        types = arrow_module("pyarrow.types")
+        kind = storage_of(kind)
+        plain, count = plain_type(kind), buffers_of(kind)
+        needs = [*_needs_of(kind)[:count], *[None] * count][:count]
+        return cls(
+            kind, dictionary, inner, plain, tuple(needs), is_view(kind), types.is_struct(kind), types.is_null(plain)
+        )
+
+    def dictionaries(self) -> Iterator[tuple[int, Placed]]:
         """Yield id and type of the values of each dictionary that is read."""
         if self.dictionary is not None and is_read_dictionary(self.kind):
-            yield self.dictionary, storage_of(self.kind.value_type)
+            yield self.dictionary, Placed.of(self.kind.value_type)
         for one in self.inner:
             yield from one.dictionaries()
 
@@ -114,7 +169,8 @@ def placed_types(message: Message, schema: pyarrow.Schema) -> tuple[Placed, ...]
         schema: the same, which pyarrow has read and checked.
 
     Raises:
-        struct.error, ValueError: the message is not that of the schema.
+        struct.error, ValueError: the message is not that of the schema, or this reader does not
+            know a type.
     """
     return _placed([field.type for field in schema], message.header.tables(_SCHEMA_FIELDS))
 
@@ -124,11 +180,6 @@ def _placed(kinds: Sequence[pyarrow.DataType], fields: Sequence[Table]) -> tuple
     for kind, field in zip(kinds, fields, strict=True):
         encoding = field.table(_FIELD_DICTIONARY)
         inner = inner_types(kind)
-        placed.append(
-            Placed(
-                storage_of(kind),
-                None if encoding is None else encoding.integer(_DICTIONARY_ID, "q"),
-                _placed(inner, field.tables(_FIELD_CHILDREN)) if inner else (),
-            )
-        )
+        dictionary = None if encoding is None else encoding.integer(_DICTIONARY_ID, "q")
+        placed.append(Placed.of(kind, dictionary, _placed(inner, field.tables(_FIELD_CHILDREN)) if inner else ()))
     return tuple(placed)
