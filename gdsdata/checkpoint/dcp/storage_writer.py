@@ -12,6 +12,7 @@ import io
 import os
 import pickle
 import uuid
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION
 from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
@@ -119,13 +120,26 @@ class GDSStorageWriter(FileSystemWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write this rank's file; it is on storage when this returns."""
         name = f"{plan.storage_data.prefix}{self._number()}.distcp"
+        future: Future[list[WriteResult]] = Future()
+        future.set_result(self.write_items(name, ((item, planner.resolve_data(item)) for item in plan.items)))
+        return future
+
+    def write_items(self, name: str, items: Iterable[tuple[WriteItem, Any]]) -> list[WriteResult]:
+        """Write a file of items, if there are any; it is on storage when this returns.
+
+        Args:
+            name: of the file in the folder.
+            items: of a plan, and their data: tensors, or `io.BytesIO` objects.
+
+        Raises:
+            IoError: the file cannot be written, or the disk is full.
+        """
         archives: list[TensorArchive] = []
         infos = []  # the storage info of each archive
         others: list[Extent] = []
         results = []
         begin = end = 0
-        for item in plan.items:
-            data = planner.resolve_data(item)
+        for item, data in items:
             info = StorageInfo(name, begin, 0)
             if isinstance(data, torch.Tensor) and _is_plain(data):
                 archives.append(archive_of(_without_gaps(data.detach()), begin))
@@ -144,9 +158,7 @@ class GDSStorageWriter(FileSystemWriter):
             checksums = write_archives(path, archives, others, self.options)
             for info, archive, crc32 in zip(infos, archives, checksums, strict=True):
                 note_place(info, archive.offset, crc32, archive.tensor, end)
-        future: Future[list[WriteResult]] = Future()
-        future.set_result(results)
-        return future
+        return results
 
     @collector_paused()
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
