@@ -44,12 +44,12 @@ class GDSSaveStrategy(strategies.TorchDistSaveShardedStrategy):  # type: ignore[
 
     Args:
         options: of the engine; None: the defaults.
-        settings: of `TorchDistSaveShardedStrategy`. Each of ``thread_count`` files of a rank is
-            written by all of the engine's threads, so 1 is enough.
+        settings, named: of `TorchDistSaveShardedStrategy`. Each of a rank's ``thread_count`` files
+            is written by all of the engine's threads, so 1 is enough.
     """
 
-    def __init__(self, *, options: EngineOptions | None = None, **settings: Any) -> None:
-        super().__init__(**settings)
+    def __init__(self, *settings: Any, options: EngineOptions | None = None, **named: Any) -> None:
+        super().__init__(*settings, **named)
         self.options = options or EngineOptions()
 
     def save(self, sharded_state_dict: Any, checkpoint_dir: Any) -> None:
@@ -161,13 +161,15 @@ class GDSLoadStrategy(strategies.TorchDistLoadShardedStrategy):  # type: ignore[
     Args:
         verify: compare the checksum of each tensor that is read as a whole.
         options: of the engine; None: the defaults.
-        settings: of `TorchDistLoadShardedStrategy`.
+        settings, named: of `TorchDistLoadShardedStrategy`.
 
     A load raises the errors of `GDSStorageReader`, within torch's `CheckpointException`.
     """
 
-    def __init__(self, *, verify: bool = False, options: EngineOptions | None = None, **settings: Any) -> None:
-        super().__init__(**settings)
+    def __init__(
+        self, *settings: Any, verify: bool = False, options: EngineOptions | None = None, **named: Any
+    ) -> None:
+        super().__init__(*settings, **named)
         self._make_reader = functools.partial(_Reader, verify=verify, options=options)
 
     def load(self, sharded_state_dict: Any, checkpoint_dir: Any, async_strategy: str = "mcore") -> Any:
