@@ -1,8 +1,16 @@
-"""Megatron-core saves and loads through gdsdata, and its data sets give the same samples."""
+"""Megatron-core saves and loads through gdsdata, and its data sets give the same samples.
+
+These tests need the package, which wants Python 3.12 and works with 3.11:
+
+    pip install --no-deps --ignore-requires-python megatron-core==0.19.2   # 2.4 MB
+    pytest -m "" tests/test_megatron_core.py
+"""
 
 import json
 import multiprocessing
+import pickle
 import warnings
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
 import megatron_script as script
@@ -76,6 +84,23 @@ def test_writers_of_their_own_are_refused(one_process, tmp_path):
             async_sharded_save=True,
             async_strategy="nvrx",
         )
+
+
+def test_a_process_that_was_spawned_can_write_a_request(one_process, tmp_path):
+    """As `AsyncCallsQueue(persistent=True)` has it do, which itself needs a GPU."""
+    state = script.state_of(0, 1, 5)
+    (tmp_path / "a").mkdir()
+    request = dist_checkpointing.save(
+        state, tmp_path / "a", megatron.GDSSaveStrategy(), async_sharded_save=True, async_strategy="mcore"
+    )
+    sent = pickle.loads(bytes(ForkingPickler.dumps(request._replace(finalize_fns=[]))))
+    rank, _, results = sent.async_fn_args
+    staged = sent.preload_fn()
+    state["rows"].data.fill_(-1)  # what was staged is a copy
+    sent.async_fn(rank, staged, results)
+    for finalize in request.finalize_fns:
+        finalize()
+    script.load(tmp_path / "a", 5, megatron.GDSLoadStrategy())
 
 
 def ran(ranks, folder, part):

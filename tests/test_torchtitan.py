@@ -1,4 +1,13 @@
-"""Torchtitan trains from data sets, saves in the background, and resumes with the same losses."""
+"""Torchtitan trains from data sets, saves in the background, and resumes with the same losses.
+
+These tests need the package. It wants huggingface_hub below 2, so install it in an environment of
+its own:
+
+    pip install torchtitan==0.3.0   # and some 60 MB of other packages
+    pytest -m "" tests/test_torchtitan.py
+
+`torchtitan_script` says what they cannot show without a GPU.
+"""
 
 import importlib.metadata
 import itertools
