@@ -16,9 +16,11 @@ import os
 import threading
 from pathlib import Path
 
+import fsspec
 import pytest
 import torch
 import torchtitan_script as script
+from folder_store import FolderStore, install
 from helpers import torchrun
 
 pytest.importorskip("torchtitan", reason="torchtitan is not installed")
@@ -29,9 +31,11 @@ from torch.distributed.checkpoint.stateful import Stateful  # noqa: E402
 from torchtitan.components.checkpointer.dcp import CheckpointManager  # noqa: E402
 
 from gdsdata import GDSStorageWriter  # noqa: E402
+from gdsdata.checkpoint import open_object  # noqa: E402
 from gdsdata.errors import IoError  # noqa: E402
 from gdsdata.integrations.torchtitan import GDSCheckpointManager  # noqa: E402
 from gdsdata.integrations.torchtitan_data import GDSDataLoader  # noqa: E402
+from gdsdata.storage import stores  # noqa: E402
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -116,8 +120,8 @@ class Number(Stateful):
         self.value = state_dict["value"]
 
 
-def manager_of(folder, kind=GDSCheckpointManager, **options):
-    """Return a manager of a small model. Its folder is ``folder/checkpoint``."""
+def manager_of(place, kind=GDSCheckpointManager, **options):
+    """Return a manager of a small model. Its folder is ``place/checkpoint``."""
     torch.manual_seed(1)
     return kind(
         kind.Config(enable=True, interval=1, **options),
@@ -127,7 +131,7 @@ def manager_of(folder, kind=GDSCheckpointManager, **options):
         lr_schedulers=Number(),
         states={"train_state": Number()},
         sd_adapter=None,
-        base_folder=str(folder),
+        base_folder=str(place),
     )
 
 
@@ -168,6 +172,24 @@ def test_each_of_both_managers_reads_what_the_other_has_saved(tmp_path, saves, l
     step(manager, 3)
     manager.close()
     assert loaded(manager_of(tmp_path, loads or GDSCheckpointManager)) == 3
+
+
+def test_checkpoints_may_be_objects(tmp_path, monkeypatch):
+    monkeypatch.setattr(stores, "_stores", {})
+    monkeypatch.setattr(open_object, "OpenObject", open_object.OpenObject)  # `install` replaces both
+    store = install(FolderStore(tmp_path))
+
+    def opened(url):  # by fsspec, which would need a package for s3
+        return fsspec.filesystem("file"), store.path(url.removeprefix("s3://bucket/"))
+
+    monkeypatch.setattr("torchtitan.tools.filesystem._resolve", opened)
+    manager = manager_of(tmp_path, folder="s3://bucket/run", keep_latest_k=2)
+    for number in range(1, 5):
+        step(manager, number)
+    manager.maybe_wait_for_saving()
+    manager.close()
+    assert {one.partition("/__")[0] for one in store.names() if "/__" in one} == {"run/step-3", "run/step-4"}
+    assert loaded(manager_of(tmp_path, folder="s3://bucket/run")) == 4
 
 
 def test_close_waits_for_the_save_in_progress(tmp_path, monkeypatch):
