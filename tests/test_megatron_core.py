@@ -179,6 +179,12 @@ def installed():
     indexed_dataset.OBJECT_STORAGE_BIN_READERS.update(objects)
 
 
+def test_a_version_without_the_reader_is_refused(monkeypatch):
+    monkeypatch.delattr(indexed_dataset, "_FileBinReader")
+    with pytest.raises(RuntimeError, match="has no _FileBinReader .* tests ran with megatron-core 0.19"):
+        megatron_data.install_bin_reader()
+
+
 def samples_of(prefix, cache, **options):
     """Return the samples of a GPT data set, and the reader that it has."""
     config = GPTDatasetConfig(

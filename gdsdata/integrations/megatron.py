@@ -14,6 +14,7 @@ import torch
 
 from gdsdata.checkpoint.dcp.storage_reader import GDSStorageReader
 from gdsdata.checkpoint.dcp.storage_writer import GDSStorageWriter
+from gdsdata.integrations.overrides import check_overrides
 from gdsdata.integrations.versions import importing
 from gdsdata.io.options import EngineOptions
 from gdsdata.storage.fork_safe import ForkSafeLock
@@ -97,6 +98,10 @@ class GDSSaveStrategy(strategies.TorchDistSaveShardedStrategy):  # type: ignore[
         return AsyncRequest(write, arguments, [finalize], preload_fn=functools.partial(_staged, files))
 
 
+_OVERRIDDEN = ("save", "async_save", "_get_save_and_finalize_callbacks")
+check_overrides(strategies.TorchDistSaveShardedStrategy, GDSSaveStrategy, _OVERRIDDEN, "megatron-core", "0.19")
+
+
 class _Writer(GDSStorageWriter):
     def unused(self, name: str) -> str:
         """Return a name for a data file that is none of the checkpoint in the folder."""
@@ -106,17 +111,14 @@ class _Writer(GDSStorageWriter):
 
 def _staged(files: list[tuple[str, _Items]]) -> list[tuple[str, _Items]]:
     """Return copies of all tensors in host memory. They are complete when this returns."""
-    staged = [
-        (name, [(item, _copied(data) if isinstance(data, torch.Tensor) else data) for item, data in items])
-        for name, items in files
-    ]
+
+    def copied(data: Any) -> Any:  # to pinned memory, if it comes from a GPU
+        return data.to("cpu", copy=True, non_blocking=True) if isinstance(data, torch.Tensor) else data
+
+    staged = [(name, [(item, copied(data)) for item, data in items]) for name, items in files]
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
     return staged
-
-
-def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to("cpu", copy=True, non_blocking=True)  # pinned memory, if it comes from a GPU
 
 
 def _write(

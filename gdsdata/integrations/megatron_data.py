@@ -29,7 +29,16 @@ def install_bin_reader() -> None:
     This is for data at ``s3://`` (with an ``object_storage_config``, whose ``bin_chunk_nbytes`` is
     not used), and for files without ``mmap``. ``.idx`` files at ``s3://`` are copied to their cache
     by gdsdata too, so boto3 is not needed. Samples and their order stay as they are.
+
+    Raises:
+        RuntimeError: this version of Megatron-core has no such names.
     """
+    missing = {"OBJECT_STORAGE_BIN_READERS", "_FileBinReader", "cache_index_file"} - vars(indexed_dataset).keys()
+    if missing:
+        raise RuntimeError(
+            f"this megatron-core has no {', '.join(sorted(missing))} in indexed_dataset, which gdsdata replaces. The "
+            "tests ran with megatron-core 0.19: install that, or update gdsdata"
+        )
     indexed_dataset.OBJECT_STORAGE_BIN_READERS["s3"] = GDSBinReader
     indexed_dataset._FileBinReader = GDSBinReader
     indexed_dataset.cache_index_file = cache_index_file

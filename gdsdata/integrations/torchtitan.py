@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from gdsdata.checkpoint.dcp.planner import GDSLoadPlanner, GDSSavePlanner
 from gdsdata.checkpoint.dcp.storage_reader import GDSStorageReader
 from gdsdata.checkpoint.dcp.storage_writer import GDSStorageWriter
+from gdsdata.integrations.overrides import check_overrides
 from gdsdata.integrations.versions import importing
 
 with importing("torchtitan"):
@@ -142,3 +143,12 @@ class GDSCheckpointManager(CheckpointManager):  # type: ignore[misc]  # torchtit
         stale = complete[: -self.keep_latest_k] + [one for one in remains if one[0] < newest]
         for _, folder in stale:
             self.purge_queue.put(folder)
+
+
+check_overrides(
+    CheckpointManager,
+    GDSCheckpointManager,
+    ("dcp_save", "dcp_load", "_wait_for_saving", "_close", "_purge_stale_checkpoints"),
+    "torchtitan",
+    "0.3",
+)
