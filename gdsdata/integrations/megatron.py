@@ -156,16 +156,15 @@ class GDSLoadStrategy(strategies.TorchDistLoadShardedStrategy):  # type: ignore[
 
         state = dist_checkpointing.load(state, folder, GDSLoadStrategy())
 
-    It reads what `GDSSaveStrategy` and the stock strategy have saved, on any number of ranks, each
-    rank the parts that it wants. One load of a process runs at a time. Megatron reads the small
-    state that all ranks have in common by itself.
+    It reads what `GDSSaveStrategy` and the stock strategy have saved, on any number of ranks. One
+    load of a process runs at a time. Megatron itself reads the small state that ranks share.
 
     Args:
         verify: compare the checksum of each tensor that is read as a whole.
         options: of the engine; None: the defaults.
         settings, named: of `TorchDistLoadShardedStrategy`.
 
-    A load raises the errors of `GDSStorageReader`, within torch's `CheckpointException`.
+    A load raises errors as `GDSStorageReader` does.
     """
 
     def __init__(
