@@ -160,9 +160,22 @@ def read_index(index: OpenFile) -> dict[str, Stored]:
             has.
         FileNotFoundError, IoError: a file cannot be opened or read.
     """
+    of_tensor = weight_map(index)
+    folder = os.path.dirname(index.path)
+    paths = [os.path.join(folder, name) for name in dict.fromkeys(of_tensor.values())]
+    headers = read_indexed(index.path, of_tensor, paths)
+    return {tensor: headers[name][tensor] for tensor, name in of_tensor.items()}
+
+
+def weight_map(index: OpenFile) -> dict[str, str]:
+    """Return the file of each tensor that an index names.
+
+    Raises:
+        CorruptData: the index is damaged.
+    """
     path = index.path
     try:
-        of_tensor = json.loads(index.read(0, index.size_bytes))["weight_map"]
+        of_tensor: dict[str, str] = json.loads(index.read(0, index.size_bytes))["weight_map"]
         names = dict.fromkeys(of_tensor.values())
         if any(os.path.basename(name) != name or name in ("", ".", "..") for name in names):
             raise ValueError("it names files outside its folder")
@@ -174,32 +187,66 @@ def read_index(index: OpenFile) -> dict[str, Stored]:
             "or of the checkpoint's own file; if this is one, it is damaged: fetch it again"
         )
         raise CorruptData(message, path) from error
-    kept = set(list(names)[: most_kept_files()])
+    return of_tensor
 
-    def opened(name: str) -> OpenFile:
-        its_path = os.path.join(os.path.dirname(path), name)
-        try:
-            return open_path(its_path, keep=name in kept)
-        except FileNotFoundError as error:
-            its = [tensor for tensor, of_file in of_tensor.items() if of_file == name]
-            raise missing(
-                its_path,
-                f"a shard is missing: '{path}' names '{name}' for {its[0]!r} and {len(its) - 1} more tensors, and "
-                "there is no such file beside it. Fetch that shard",
-            ) from error
 
-    with ThreadPoolExecutor(_OBJECTS_AT_A_TIME) as threads:
-        each = threads.map if is_url(path) else map  # one after another, objects would add up their round trips
-        files = dict(zip(names, each(opened, names), strict=True))
-        headers = dict(zip(names, each(read_header, files.values()), strict=True))
+def read_indexed(index: str, of_tensor: Mapping[str, str], paths: Sequence[str]) -> dict[str, dict[str, Stored]]:
+    """Return the tensors of files, by the files' names, and compare them with an index.
+
+    Args:
+        index: the path of the index.
+        of_tensor: of the index.
+        paths: of files in one folder. There may be more than the index names.
+
+    Raises:
+        CorruptData: a file is damaged, or does not have a tensor that the index says it has.
+        FileNotFoundError, IoError: a file is missing, or cannot be read.
+    """
+    names = [os.path.basename(path) for path in paths]
+    for name in dict.fromkeys(of_tensor.values()):
+        if name not in names:
+            raise _lost_shard(index, of_tensor, name)
+    try:
+        headers = dict(zip(names, read_headers(paths), strict=True))
+    except FileNotFoundError as error:
+        lost = os.path.basename(getattr(error, "path", ""))
+        if lost not in of_tensor.values():
+            raise
+        raise _lost_shard(index, of_tensor, lost) from error
     for tensor, name in of_tensor.items():
         if tensor not in headers[name]:
+            path = paths[names.index(name)]
             raise CorruptData(
-                f"'{files[name].path}' has no tensor {tensor!r}, which '{path}' says it has: the two are of different "
+                f"'{path}' has no tensor {tensor!r}, which '{index}' says it has: the two are of different "
                 "checkpoints, or one is damaged. Fetch both again",
-                files[name].path,
+                path,
             )
-    return {tensor: headers[name][tensor] for tensor, name in of_tensor.items()}
+    return headers
+
+
+def _lost_shard(index: str, of_tensor: Mapping[str, str], name: str) -> FileNotFoundError:
+    its = [tensor for tensor, of_file in of_tensor.items() if of_file == name]
+    return missing(
+        os.path.join(os.path.dirname(index), name),
+        f"a shard is missing: '{index}' names '{name}' for {its[0]!r} and {len(its) - 1} more tensors, and "
+        "there is no such file beside it. Fetch that shard",
+    )
+
+
+def read_headers(paths: Sequence[str]) -> list[dict[str, Stored]]:
+    """Open files, or objects, and return their tensors.
+
+    All are opened before one is read. The first `most_kept_files` stay open.
+
+    Raises:
+        CorruptData: a file is damaged.
+        FileNotFoundError, IoError: a file cannot be opened or read.
+    """
+    keep = [number < most_kept_files() for number in range(len(paths))]
+    with ThreadPoolExecutor(_OBJECTS_AT_A_TIME) as threads:
+        each = threads.map if any(map(is_url, paths)) else map  # one after another, objects would add up round trips
+        files = list(each(open_path, paths, keep))
+        return list(each(read_header, files))
 
 
 class FileHeader(NamedTuple):

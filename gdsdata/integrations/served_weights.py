@@ -1,0 +1,114 @@
+"""The common parts of the loaders for vLLM and SGLang: settings, files, and the iterator."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from gdsdata.checkpoint.safetensors.weights import INDEX_NAME, Weight, find_weights, iterate_weights, open_weights
+from gdsdata.collective.transfers import reads_together
+from gdsdata.io import engine
+from gdsdata.io.options import EngineOptions
+
+LOAD_FORMAT = "gdsdata"
+
+
+class Settings(NamedTuple):
+    """The settings in ``--model-loader-extra-config``, as JSON.
+
+    Attributes:
+        weights: the folder of the model's weights, if it is another one than that of its
+            configuration: a path, or a URL ("s3://bucket/llama/").
+        once: as of `gdsdata.load`.
+    """
+
+    weights: str | None = None
+    once: str | None = None
+
+    def folder_of(self, model: str) -> dict[str, str]:
+        """Return the folder of a model's weights by its name; empty if it is the model's own."""
+        return {} if self.weights is None else {model: self.weights}
+
+
+def settings_of(extra_config: Any) -> Settings:
+    """Return the settings in ``--model-loader-extra-config``.
+
+    Raises:
+        ValueError: it has something else, or a value that is no string.
+    """
+    given = dict(extra_config) if isinstance(extra_config, Mapping) else extra_config or {}
+    if not isinstance(given, dict) or not set(given) <= set(Settings._fields):
+        known = " and ".join(map(repr, Settings._fields))
+        raise ValueError(f"model_loader_extra_config={given!r:.200}: load format {LOAD_FORMAT!r} knows {known}")
+    wrong = [name for name, value in given.items() if not isinstance(value, str)]
+    if wrong:
+        raise ValueError(f"model_loader_extra_config: {wrong[0]!r} is {given[wrong[0]]!r:.100}: give a string")
+    return Settings(**given)
+
+
+def device_of(model: torch.nn.Module) -> torch.device:
+    """Return where a model's weights should be read to: a GPU if some of its parameters are there.
+
+    If all are on the meta device, it is the current GPU; without parameters, the CPU.
+    """
+    devices = {parameter.device for parameter in model.parameters()}
+    gpus = [device for device in devices if device.type == "cuda"]
+    if not gpus and devices and all(device.type == "meta" for device in devices):
+        return current_device()
+    return engine.resolved(gpus[0] if gpus else "cpu")
+
+
+def current_device() -> torch.device:
+    """Return the current GPU, or the CPU if there is none."""
+    return engine.resolved("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def served_weights(
+    files: Sequence[str],
+    folder: str,
+    device: torch.device,
+    *,
+    group: object = None,
+    once: str | None = None,
+    wants: Callable[[str], bool] | None = None,
+    is_unused: Callable[[str], bool] | None = None,
+    are_all: bool = True,
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the weights in some files.
+
+    Args:
+        files: paths, that a framework has chosen. Empty: those in ``folder``, which may be a URL.
+        folder: that of the files. If all of them are in it, and it has an index, they are compared
+            with that.
+        device: of the tensors.
+        group, once, wants: see `iterate_weights`.
+        is_unused: called with a name. Files that have only such names are left out, if others are
+            left. None: no file is.
+        are_all: false: ``files`` need not be all that an index names.
+
+    Raises:
+        CorruptData, FileNotFoundError, IoError, ...: see `open_weights` and `iterate_weights`. All
+            ranks of ``group`` raise it.
+    """
+    options = EngineOptions()
+    with reads_together(group, once, {"call": "served_weights"}, options.stall_timeout_s):  # shares errors
+        weights = _opened(files, folder, is_unused, are_all)
+    return iterate_weights(weights, device, wants=wants, group=group, once=once, options=options)
+
+
+def _opened(files: Sequence[str], folder: str, is_unused: Callable[[str], bool] | None, are_all: bool) -> list[Weight]:
+    index: str | None = None
+    if files:
+        beside = os.path.join(folder, INDEX_NAME)
+        are_beside = all(os.path.dirname(path) == os.path.dirname(beside) for path in files)
+        index = beside if are_all and are_beside and os.path.isfile(beside) else None
+    else:
+        files, index = find_weights(folder)
+    weights = open_weights(files, index)
+    if is_unused is None:
+        return weights
+    used = {stored.record.path for name, stored in weights if not is_unused(name)}
+    return [one for one in weights if one[1].record.path in used] or weights
