@@ -22,7 +22,7 @@ def losses(framework, *arguments):
     return dict(re.findall(r"^step (\d+): loss (\S+)$", done.stdout, re.MULTILINE))
 
 
-@pytest.mark.parametrize("framework", ["accelerate", "composer", "lightning", "megatron", "transformers"])
+@pytest.mark.parametrize("framework", ["accelerate", "composer", "deepspeed", "lightning", "megatron", "transformers"])
 def test_an_example_that_was_stopped_goes_on_with_the_same_losses(tmp_path, framework):
     pytest.importorskip(framework, reason=f"{framework} is not installed")
     whole = losses(framework, "--steps", 40, "--folder", tmp_path / "whole")

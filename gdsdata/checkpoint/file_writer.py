@@ -355,7 +355,16 @@ def make_folder(path: str) -> None:
 
 def sync_folder(path: str) -> None:
     """Sync a folder: the names in it are on storage when this returns."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    _sync(path, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def sync_file(path: str) -> None:
+    """Sync a file that others have written."""
+    _sync(path, os.O_RDONLY)
+
+
+def _sync(path: str, flags: int) -> None:
+    descriptor = os.open(path, flags)
     try:
         os.fsync(descriptor)
     finally:

@@ -13,7 +13,7 @@ from typing import Any
 
 from transformers import core_model_loading, modeling_utils
 
-from gdsdata.checkpoint.file_writer import make_folder, sync_folder
+from gdsdata.checkpoint.file_writer import make_folder, sync_file, sync_folder
 from gdsdata.checkpoint.gc_pause import collector_paused
 from gdsdata.checkpoint.open_object import read_object
 from gdsdata.checkpoint.safetensors.installed import install, uninstall
@@ -110,11 +110,7 @@ def save_pretrained(model: Any, save_directory: str | os.PathLike[str], **kw: An
 
 def _sync_if_newer(path: str, than_s: float) -> None:
     if os.path.isfile(path) and os.stat(path).st_mtime >= than_s:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync_file(path)
 
 
 @contextlib.contextmanager
