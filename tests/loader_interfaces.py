@@ -30,6 +30,7 @@ WANTED = {
         "sglang.srt.configs.load_config": ["LoadConfig", "LoadFormat"],
         "sglang.srt.distributed.parallel_state": ["get_tp_group", "model_parallel_is_initialized"],
         "sglang.srt.model_loader.loader": ["BaseModelLoader", "DefaultModelLoader", "get_model_loader"],
+        "sglang.srt.model_loader.weight_utils": ["maybe_add_mtp_safetensors"],
         "sglang.srt.plugins.hook_registry": ["HookRegistry", "HookType"],
         "sglang.srt.server_args": ["add_load_format_choices"],
     },
@@ -45,12 +46,24 @@ def recorded(wheel: Path) -> tuple[str, dict]:
     found = {}
     with zipfile.ZipFile(wheel) as files:
         for module, names in WANTED[package].items():
-            path = module.replace(".", "/")
-            (path,) = {f"{path}.py", f"{path}/__init__.py"} & set(files.namelist()) or {""}
-            if path:
-                nodes = {_name_of(node): node for node in ast.parse(files.read(path)).body}
-                found[module] = {name: _about(nodes[name]) for name in names if name in nodes}
+            nodes = _nodes(files, module)
+            if nodes:
+                found[module] = {name: _about(_followed(files, nodes, name)) for name in names if name in nodes}
     return f"{package} {version}", found
+
+
+def _nodes(files, module):
+    """Return what a module defines and imports, by name."""
+    path = module.replace(".", "/")
+    (path,) = {f"{path}.py", f"{path}/__init__.py"} & set(files.namelist()) or {""}
+    body = ast.parse(files.read(path)).body if path else []
+    imported = {one.name: node for node in body if isinstance(node, ast.ImportFrom) for one in node.names}
+    return imported | {_name_of(node): node for node in body}
+
+
+def _followed(files, nodes, name):
+    node = nodes[name]
+    return _nodes(files, node.module)[name] if isinstance(node, ast.ImportFrom) else node
 
 
 def _name_of(node):

@@ -101,7 +101,7 @@ def train(engine, batches, steps):
 
 
 def stopped_and_resumed(place, folder, first, second, model=Plain, stage=0, **config):
-    """Return the losses after a checkpoint, by the engine that saved it and by one that loaded it."""
+    """Return the losses after a checkpoint, of the engine that saved it and a new one."""
     engine, data = first(model, stage, **config), data_of(folder)
     batches = iter(data)
     train(engine, batches, 3)

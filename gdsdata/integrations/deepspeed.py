@@ -21,7 +21,7 @@ _COPIES = "offloaded_tensors"
 def use(engine: Any, options: EngineOptions | None = None, timeout_s: float = 1800.0) -> Any:
     """Have a DeepSpeed engine save and load its checkpoints by gdsdata.
 
-        engine, *_ = deepspeed.initialize(model=model, config=config, model_parameters=model.parameters())
+        engine, *_ = deepspeed.initialize(model=model, config=config)
         gdsdata.integrations.deepspeed.use(engine)
         engine.save_checkpoint("run")
         engine.load_checkpoint("run")
@@ -48,7 +48,7 @@ def use(engine: Any, options: EngineOptions | None = None, timeout_s: float = 18
 
 
 class GDSCheckpointEngine(CheckpointEngine):  # type: ignore[misc]  # DeepSpeed declares no types
-    """Writes the files of a checkpoint by `gdsdata.save`, and reads them by torch.load over gdsdata.
+    """Writes the files of a checkpoint by `gdsdata.save`, and reads them with `torch_hooks`.
 
     The files have the format of `torch.save`, so DeepSpeed's tools read them. Files that
     DeepSpeed's own engine wrote are loaded too.
