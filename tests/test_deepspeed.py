@@ -141,7 +141,36 @@ def _other_ways(rank, folder):
     for stage in OTHER_STAGES:
         found[stage] = stopped_and_resumed(folder / f"stage {stage}", folder, ours, ours, stage=stage)
     found["experts"] = stopped_and_resumed(folder / "experts", folder, ours, ours, Experts)
+    if dist.get_world_size() == 2:
+        found["pipeline"] = _pipeline(folder)
     return found
+
+
+def _pipeline(folder):
+    from deepspeed.pipe import PipelineModule
+
+    def model():
+        layers = [torch.nn.Linear(1, 8), torch.nn.Tanh(), torch.nn.Linear(8, 8), torch.nn.Linear(8, 1)]
+        return PipelineModule(layers, 2, loss_fn=torch.nn.functional.mse_loss, partition_method="uniform")
+
+    def start(engine):
+        ranks = gdsdata.Sharding(engine.mpu.get_data_parallel_rank(), engine.mpu.get_data_parallel_world_size())
+        pairs = {"sharding": ranks, "transform": lambda values: (values / SAMPLES, values % 7)}
+        return gdsdata.GDSDataset(folder / "data.bin", BATCH, Records("f4", (1,)), seed=1, device="cpu", **pairs)
+
+    def train(engine, batches):
+        return [engine.train_batch(data_iter=batches).item() for _ in range(3)]
+
+    engine = ours(model, gradient_accumulation_steps=2, gradient_clipping=0.0)
+    data = start(engine)
+    batches = iter(data)
+    train(engine, batches)
+    engine.save_checkpoint(str(folder / "pipeline"), client_state={"data": data.state_dict()})
+    expected = train(engine, batches)
+    again = ours(model, gradient_accumulation_steps=2, gradient_clipping=0.0)
+    data = start(again)
+    data.load_state_dict(again.load_checkpoint(str(folder / "pipeline"))[1]["data"])
+    return expected, train(again, iter(data))
 
 
 def _files(place):
@@ -232,7 +261,7 @@ def test_a_run_goes_on_whoever_writes_and_reads_the_files(ranks, name):
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_every_stage_and_experts_go_on_with_the_same_losses(folder, count):
+def test_every_stage_experts_and_a_pipeline_go_on_with_the_same_losses(folder, count):
     for found in on_ranks(count, _other_ways, folder):
         for name, (expected, resumed) in found.items():
             assert expected == resumed and len(expected) == 3, name

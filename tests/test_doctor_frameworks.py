@@ -30,7 +30,9 @@ def found(**versions: str) -> dict[str, frameworks.Installed]:
 
 
 def test_versions_are_compared_with_the_tested_ones():
-    by_name = found(torch="2.16.0+cu132", accelerate="0.30.1", peft="0.21.9", vllm="0.33.1", transformers="main", ray="2.1")
+    by_name = found(
+        torch="2.16.0+cu132", accelerate="0.30.1", peft="0.21.9", vllm="0.33.1", transformers="main", ray="2.1"
+    )
     answers = {name: one.answer for name, one in by_name.items()}
     assert (answers["torch"], answers["accelerate"], answers["peft"]) == ("newer", "older", "tested")
     assert (answers["ray"], answers["transformers"], answers["lightning"]) == ("not tested", "not tested", "absent")
