@@ -184,8 +184,9 @@ def test_a_shard_that_is_cut_after_it_was_opened_is_an_error(folder):
 
 
 def test_a_folder_without_weights_is_an_error(folder):
-    with pytest.raises(FileNotFoundError, match="no safetensors files: give the folder of a model's weights"):
-        find_weights(str(folder))
+    for place in (folder, f"file://{folder}"):
+        with pytest.raises(FileNotFoundError, match="no safetensors files: give the folder of a model's weights"):
+            find_weights(str(place))
 
 
 def test_an_index_of_other_folders_is_not_compared(folder):
@@ -208,7 +209,12 @@ def test_files_of_unused_names_alone_are_left_out(folder):
 
 @pytest.mark.parametrize(
     ("given", "text"),
-    [({"other": 1}, "knows 'weights' and 'once'"), ({"weights": 3}, "give a string"), ("weights", "knows 'weights'")],
+    [
+        ({"other": 1}, "knows 'weights' and 'once'"),
+        ({"weights": 3}, "give a string"),
+        ("weights", "knows 'weights'"),
+        ({"once": "twice"}, "'rank', 'node', 'job'"),
+    ],
 )
 def test_settings_that_are_unknown_are_refused(given, text):
     with pytest.raises(ValueError, match=text):
@@ -275,7 +281,8 @@ def _on_ranks(rank, folder):
     found["other"] = error_of(lambda: list(iterate_weights(other, CPU, group="auto")))
     options = EngineOptions(direct="always", faults="seed=1,fail=1") if rank else DIRECT
     found["fails"] = error_of(lambda: list(iterate_weights(weights, CPU, group="auto", options=options)))
-    found["after"] = digests(together(folder))
+    found["after"] = digests(together(f"file://{folder}"))
+    found["alone"] = digests(together(folder, once="rank")) if rank == 0 else None
     return found
 
 
@@ -290,6 +297,7 @@ def test_the_ranks_of_a_group_read_each_byte_once(folder):
         assert found["some"] == [
             one for one in digests if not one[0].startswith("layers.") or one[0].startswith(f"layers.{rank}.")
         ]
+        assert rank == 1 or found["alone"] == digests
         assert found["none"] == (digests if rank == 1 else [])
         assert found["missing"][0] == "FileNotFoundError" and "lost" in found["missing"][1]
         assert found["other"][0] == "ValueError" and "make different calls" in found["other"][1]

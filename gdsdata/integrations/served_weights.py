@@ -14,6 +14,8 @@ from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
 
 LOAD_FORMAT = "gdsdata"
+_ALONE = "rank"
+_ONCE = (_ALONE, "node", "job")
 
 
 class Settings(NamedTuple):
@@ -22,7 +24,7 @@ class Settings(NamedTuple):
     Attributes:
         weights: the folder of the model's weights, if it is another one than that of its
             configuration: a path, or a URL ("s3://bucket/llama/").
-        once: as of `gdsdata.load`.
+        once: "node" or "job": as of `gdsdata.load`. "rank": each rank reads by itself.
     """
 
     weights: str | None = None
@@ -37,7 +39,7 @@ def settings_of(extra_config: Any) -> Settings:
     """Return the settings in ``--model-loader-extra-config``.
 
     Raises:
-        ValueError: it has something else, or a value that is no string.
+        ValueError: it has something else, or a wrong value.
     """
     given = dict(extra_config) if isinstance(extra_config, Mapping) else extra_config or {}
     if not isinstance(given, dict) or not set(given) <= set(Settings._fields):
@@ -46,7 +48,10 @@ def settings_of(extra_config: Any) -> Settings:
     wrong = [name for name, value in given.items() if not isinstance(value, str)]
     if wrong:
         raise ValueError(f"model_loader_extra_config: {wrong[0]!r} is {given[wrong[0]]!r:.100}: give a string")
-    return Settings(**given)
+    found = Settings(**given)
+    if found.once not in (None, *_ONCE):
+        raise ValueError(f"model_loader_extra_config: 'once' is {found.once!r:.100}: give one of {_ONCE}")
+    return found
 
 
 def device_of(model: torch.nn.Module) -> torch.device:
@@ -84,7 +89,8 @@ def served_weights(
         folder: that of the files. If all of them are in it, and it has an index, they are compared
             with that.
         device: of the tensors.
-        group, once, wants: see `iterate_weights`.
+        group, wants: see `iterate_weights`.
+        once: of `Settings`.
         is_unused: called with a name. Files that have only such names are left out, if others are
             left. None: no file is.
         are_all: false: ``files`` need not be all that an index names.
@@ -94,6 +100,8 @@ def served_weights(
             ranks of ``group`` raise it.
     """
     options = EngineOptions()
+    if once == _ALONE:
+        group = once = None
     with reads_together(group, once, {"call": "served_weights"}, options.stall_timeout_s):  # shares errors
         weights = _opened(files, folder, is_unused, are_all)
     return iterate_weights(weights, device, wants=wants, group=group, once=once, options=options)

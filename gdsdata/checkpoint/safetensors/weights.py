@@ -13,7 +13,7 @@ from gdsdata.checkpoint.open_object import open_path
 from gdsdata.checkpoint.safetensors_file import read_headers, read_indexed, weight_map
 from gdsdata.checkpoint.stored import Stored
 from gdsdata.checkpoint.tensor_reader import TensorReader
-from gdsdata.checkpoint.urls import is_url, joined, store_and_key
+from gdsdata.checkpoint.urls import is_url, joined, plain_path, store_and_key
 from gdsdata.io.options import EngineOptions
 from gdsdata.storage.store import ObjectInfo
 
@@ -42,6 +42,7 @@ def find_weights(folder: str) -> tuple[list[str], str | None]:
         CorruptData: the index is damaged.
         IoError, PermissionError: the folder cannot be read.
     """
+    folder = plain_path(folder)
     index = _beside(folder, INDEX_NAME)
     try:
         names = set(weight_map(open_path(index)).values())
@@ -71,7 +72,7 @@ def open_weights(files: Sequence[str], index: str | None = None) -> list[Weight]
         FileNotFoundError: a file is missing that ``files`` or ``index`` names.
         IoError, PermissionError: a file cannot be read.
     """
-    ordered = sorted(files, key=_counted)
+    ordered = sorted(files, key=lambda path: (_counted(path), path))
     if index is None:
         headers = read_headers(ordered)
     else:
