@@ -236,6 +236,15 @@ def test_other_settings_are_refused(vllm):
         vllm.loader(concurrency=16)
 
 
+def test_a_version_without_what_is_overridden_is_refused(vllm, monkeypatch):
+    if vllm.name == "installed":
+        pytest.skip("it has them")
+    monkeypatch.delattr(vllm.adapter.DefaultModelLoader, "_prepare_weights")
+    monkeypatch.setattr("gdsdata.integrations.overrides.version", lambda package: "9.9")
+    with pytest.raises(RuntimeError, match=r"vllm 9.9 is not served: its GDSModelLoader has no _prepare_weights"):
+        vllm.loader()
+
+
 def test_what_the_adapter_overrides_is_there(vllm):
     loader = vllm.adapter.GDSModelLoader
     for name, own in vars(loader).items():

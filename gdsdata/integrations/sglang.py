@@ -16,7 +16,10 @@ from sglang.srt.model_loader.loader import DefaultModelLoader
 from sglang.srt.model_loader.weight_utils import maybe_add_mtp_safetensors
 
 from gdsdata.checkpoint.safetensors.weights import INDEX_NAME
+from gdsdata.integrations.overrides import check_overrides
 from gdsdata.integrations.served_weights import current_device, device_of, served_weights, settings_of
+
+_OVERRIDDEN = ("_get_all_weights", "_get_weights_iterator", "_prepare_weights")
 
 
 class GDSModelLoader(DefaultModelLoader):  # type: ignore[misc]  # SGLang declares no types
@@ -33,9 +36,11 @@ class GDSModelLoader(DefaultModelLoader):  # type: ignore[misc]  # SGLang declar
 
     Raises:
         ValueError: ``model_loader_extra_config`` has something else.
+        RuntimeError: this SGLang has no such methods.
     """
 
     def __init__(self, load_config: Any) -> None:
+        check_overrides(type(self), GDSModelLoader, _OVERRIDDEN, "sglang", "0.5.13 to 0.5.23")
         self._settings = settings_of(load_config.model_loader_extra_config)
         its = copy.copy(load_config)
         its.load_format, its.model_loader_extra_config = LoadFormat.SAFETENSORS, {}

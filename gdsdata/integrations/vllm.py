@@ -16,7 +16,10 @@ from vllm.distributed import parallel_state
 from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
+from gdsdata.integrations.overrides import check_overrides
 from gdsdata.integrations.served_weights import LOAD_FORMAT, current_device, device_of, served_weights, settings_of
+
+_OVERRIDDEN = ("get_all_weights", "_get_weights_iterator", "_prepare_weights")
 
 
 def register() -> None:
@@ -39,9 +42,11 @@ class GDSModelLoader(DefaultModelLoader):  # type: ignore[misc]  # vLLM is not t
 
     Raises:
         ValueError: ``model_loader_extra_config`` has something else.
+        RuntimeError: this vLLM has no such methods.
     """
 
     def __init__(self, load_config: Any) -> None:
+        check_overrides(type(self), GDSModelLoader, _OVERRIDDEN, "vllm", "0.14 to 0.33")
         self._settings = settings_of(load_config.model_loader_extra_config)
         its = copy.copy(load_config)
         its.load_format, its.model_loader_extra_config = "safetensors", {}
