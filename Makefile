@@ -64,6 +64,11 @@ fuzz: $(READY)  ## damaged files for every parser: ARGS="all --seconds 600", or 
 test-slow: $(READY) build/.system-tests build/.azurite  ## the tests that `make test` leaves out: three hundred kills, builds without liburing, benchmarks
 	@$(VENV_PYTHON) -m pytest -m slow $(ARGS)
 
+FRAMEWORKS := $(addprefix tests/test_,composer.py deepspeed.py integration_examples.py litdata.py litdata_rows.py loops.py mds.py mds_text.py megatron_core.py torchtitan.py)
+.PHONY: test-frameworks
+test-frameworks: $(READY) build/.frameworks  ## the tests with frameworks whose packages do not go into one environment with the others (tests/frameworks.txt)
+	@build/frameworks/bin/python -m pytest -m "slow or not slow" -n $(JOBS) --dist loadfile $(FRAMEWORKS) $(ARGS)
+
 .PHONY: lint
 lint: $(READY)  ## ruff, clang-format, mypy and the prose check; make format mends what the first two can mend
 	@$(VENV_PYTHON) -m ruff check .
@@ -128,6 +133,16 @@ build/.azurite:
 	@! command -v npm > /dev/null || npm install --silent --no-fund --prefix build/azurite azurite@3 || \
 	  echo "gdsdata: npm could not install azurite: its tests will be skipped"
 	@mkdir -p build && touch $@
+
+# It sees the packages of $(VENV), torch among them.
+build/.frameworks: tests/frameworks.txt $(INSTALLED)
+	@echo "gdsdata: installing frameworks into build/frameworks: a download of some 100 MB"
+	@$(VENV_PYTHON) -m venv --clear build/frameworks
+	@site='import sysconfig; print(sysconfig.get_path("purelib"))'; \
+	  echo "import site; site.addsitedir('$$($(VENV_PYTHON) -c "$$site")')" > $$(build/frameworks/bin/python -c "$$site")/base.pth
+	@DS_BUILD_OPS=0 build/frameworks/bin/python -m pip --disable-pip-version-check install -q --no-deps --no-build-isolation \
+	  --ignore-requires-python -r $<
+	@touch $@
 
 $(VENV_PYTHON): | build/.system-build
 	@echo "gdsdata: making $(VENV) from $(PYTHON)"
