@@ -1,14 +1,18 @@
 """A data set in the Trainer of Composer."""
 
+import random
 import re
 
 import integrations_script as script
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 import gdsdata
 
 composer = pytest.importorskip("composer", reason="mosaicml (Composer) is not installed")
+
+from composer.utils import reproducibility  # noqa: E402
 
 from gdsdata.integrations.composer import Loader  # noqa: E402
 
@@ -120,3 +124,19 @@ def test_the_data_set_itself_resumes_in_the_first_epoch_and_is_refused_in_later_
 def test_other_data_are_refused():
     with pytest.raises(TypeError, match="takes a GDSDataset or a Mix, and not a list"):
         Loader([1])
+
+
+def test_a_sharded_checkpoint_of_fewer_ranks_has_all_that_more_ranks_ask_for(folder, tmp_path, monkeypatch):
+    """Composer has DCP load a checkpoint into the state of the ranks that there are now."""
+    loader = Loader(script.read(folder))
+    own = reproducibility.get_rng_state()
+    dcp.save({"callbacks": {"Loader": loader.state_dict()}}, checkpoint_id=tmp_path / "c", no_dist=True)
+    monkeypatch.setattr(reproducibility, "get_rng_state", lambda: own * 2)
+    target = {"callbacks": {"Loader": loader.state_dict()}}
+    torch.rand(10)
+    dcp.load(target, checkpoint_id=tmp_path / "c", no_dist=True)
+    loader.load_state_dict(target["callbacks"]["Loader"])
+    loader.before_dataloader(None, None)
+    now = reproducibility.dist.all_gather_object(torch.get_rng_state())[0]
+    assert torch.equal(now, own[0]["torch"])
+    assert random.getstate() == own[0]["python"]

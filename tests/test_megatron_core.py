@@ -9,6 +9,7 @@ These tests need the package, which wants Python 3.12 and works with 3.11:
 import json
 import multiprocessing
 import pickle
+import queue
 import warnings
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -133,6 +134,28 @@ def test_a_rank_that_fails_is_an_error_on_all_ranks_and_nothing_is_complete(of_t
 
 
 @pytest.mark.slow
+def test_saves_that_end_in_another_order_keep_their_results():
+    results = queue.Queue()
+    for token in ("second", "third", "first"):
+        results.put((token, [token]))
+    assert megatron._result_of("first", results) == ["first"]
+    assert megatron._result_of("second", results) == ["second"]
+    results.put(("fourth", "OSError: the disk is full"))
+    assert megatron._result_of("third", results) == ["third"]
+    with pytest.raises(RuntimeError, match="OSError: the disk is full"):
+        megatron._result_of("fourth", results)
+    with pytest.raises(RuntimeError, match="has ended without a result"):
+        megatron._result_of("fourth", results)
+
+
+def test_files_of_a_replaced_checkpoint_are_removed_with_a_hint_in_their_names(one_process, tmp_path):
+    for _ in range(2):
+        script.save(tmp_path / "a", 5, megatron.GDSSaveStrategy(separation_hint="weights"))
+    written = {path.name for path in (tmp_path / "a").glob("*.distcp")}
+    named = {info.relative_path for info in GDSStorageReader(tmp_path / "a").read_metadata().storage_data.values()}
+    assert written == named
+
+
 def test_a_killed_writer_is_an_error_on_all_ranks_and_nothing_is_complete(of_two):
     for found in of_two[1]:
         assert "CheckpointException ranks:dict_keys([1])" in found["error of a killed one"]

@@ -1,7 +1,10 @@
 """The folder of copies in a node's memory: forks, other containers, and what errors leave."""
 
 import errno
+import fcntl
+import gc
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -167,3 +170,58 @@ def test_a_random_name_that_is_none_is_replaced(tmp_path, content):
         and len(run) == 16
         and [path.parent.name[-16:] for path in copies_in(tmp_path / "node")] == [run]
     )
+
+
+def test_a_child_that_was_forked_under_the_folders_lock_does_not_keep_it(tmp_path):
+    folder, (reader, writer) = folder_in(tmp_path), os.pipe()
+    folder.make()
+    with folder._locked():
+        child = os.fork()  # with another thread's descriptor, if a thread of a program forks
+        if not child:
+            os.read(reader, 1)
+            os._exit(0)
+    try:
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(complete, folder, generation(1, 2)).result(10)
+    finally:
+        os.write(writer, b"x")
+        os.waitpid(child, 0)
+        os.close(reader)
+        os.close(writer)
+
+
+def test_a_folder_that_another_process_removes_is_made_again_for_its_user_alone(tmp_path, monkeypatch):
+    folder, other = folder_in(tmp_path), folder_in(tmp_path)
+    folder.make()
+    flock, removed = fcntl.flock, []
+
+    def flock_late(lock, how):
+        if not removed:
+            removed.append(True)
+            other.free()
+        flock(lock, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock_late)
+    complete(folder, generation(1, 2))
+    assert os.path.exists(folder.file(generation(1, 2), 0))
+    assert oct(os.stat(folder.path).st_mode & 0o777) == "0o700"
+
+
+def test_a_copy_that_is_gone_before_it_is_mapped_is_not_made_anew(tmp_path, monkeypatch):
+    (tmp_path / "a").write_bytes(b"x" * 5000)
+    make = torch.from_file
+
+    def make_late(*arguments, **named):
+        (tmp_path / "a").unlink(missing_ok=True)
+        return make(*arguments, **named)
+
+    monkeypatch.setattr(torch, "from_file", make_late)
+    assert bytes(mapped(str(tmp_path / "a")).numpy()) == b"x" * 5000
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_folder_that_cannot_be_opened_is_one_error(tmp_path, capfd):
+    folder = folder_in(tmp_path)
+    folder.hold(generation(1, 2))
+    gc.collect()
+    assert "Exception ignored" not in capfd.readouterr().err

@@ -77,7 +77,7 @@ def main():
         seed=0,
         progress_bar=False,
     )
-    with gdsdata.torch_hooks():  # Composer's own files are written and read by gdsdata
+    with gdsdata.torch_hooks():  # Composer's own files are written by gdsdata
         trainer.fit()
     trainer.close()
 

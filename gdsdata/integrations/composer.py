@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+import torch
 from composer import Callback, Logger, State
 from composer.utils import reproducibility
 
@@ -58,12 +61,12 @@ class Loader(Callback):  # type: ignore[misc]  # Composer declares no types that
 
     def state_dict(self) -> dict[str, Any]:
         """Return the data set's state, and the generators of all ranks. All ranks call it."""
-        return {"data": self.dataset.state_dict(), "generators": reproducibility.get_rng_state()}
+        return {"data": self.dataset.state_dict(), "generators": _text_of(reproducibility.get_rng_state())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a state, as `GDSDataset.load_state_dict`."""
         self.dataset.load_state_dict(state["data"])
-        self._generators = state["generators"]
+        self._generators = _generators_of(state["generators"])
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Have the data set go on where it is, instead of Composer reading batches to drop them.
@@ -90,3 +93,25 @@ class Loader(Callback):  # type: ignore[misc]  # Composer declares no types that
         if self._generators is not None:
             reproducibility.load_rng_state(self._generators)
             self._generators = None
+
+
+def _text_of(generators: list[dict[str, Any]]) -> str:
+    """Return the states of generators as JSON: one value, whatever the number of ranks.
+
+    Composer reads sharded checkpoints into the state of the ranks that there are now. A list would
+    lack entries for new ones.
+    """
+    return json.dumps(generators, default=lambda array: array.tolist())
+
+
+def _generators_of(text: str) -> list[dict[str, Any]]:
+    """Return what `_text_of` was given."""
+    found = []
+    for one in json.loads(text):
+        state = {name: torch.tensor(one[name], dtype=torch.uint8) for name in ("torch", "cuda") if name in one}
+        version, numbers, gauss = one["python"]
+        kind, keys, *rest = one["numpy"]
+        found.append(
+            {**state, "python": (version, tuple(numbers), gauss), "numpy": (kind, np.array(keys, np.uint32), *rest)}
+        )
+    return found

@@ -25,6 +25,8 @@ with importing("megatron-core"):
 
 _Items = list[tuple[Any, Any]]  # items of a plan, and their data
 _loading = ForkSafeLock()  # guards the name in Megatron's module that a load replaces
+# What `_write` has reported of saves that are not finalized yet: all share a queue of Megatron's.
+_unclaimed: dict[str, Any] = {}
 
 
 class GDSSaveStrategy(strategies.TorchDistSaveShardedStrategy):  # type: ignore[misc]  # Megatron may be absent
@@ -71,10 +73,7 @@ class GDSSaveStrategy(strategies.TorchDistSaveShardedStrategy):  # type: ignore[
             ValueError: ``async_strategy`` is not ``"mcore"``.
         """
         if async_strategy != "mcore":
-            raise ValueError(
-                f"async_strategy={async_strategy!r} has writers of its own, which know nothing of gdsdata: pass "
-                'async_strategy="mcore" to dist_checkpointing.save'
-            )
+            raise ValueError(f'async_strategy={async_strategy!r} has writers of its own: pass async_strategy="mcore"')
         return super().async_save(sharded_state_dict, checkpoint_dir, async_strategy)
 
     def _get_save_and_finalize_callbacks(self, writer: Any, save_state_dict_ret: Any, _: str) -> AsyncRequest:
@@ -103,6 +102,8 @@ check_overrides(strategies.TorchDistSaveShardedStrategy, GDSSaveStrategy, _OVERR
 
 
 class _Writer(GDSStorageWriter):
+    _data_files = "*__*_*.distcp"  # Megatron's separation_hint comes first
+
     def unused(self, name: str) -> str:
         """Return a name for a data file that is none of the checkpoint in the folder."""
         number = self._number()
@@ -139,16 +140,14 @@ def _result_of(token: str, results: Any) -> Any:
     Raises:
         RuntimeError: it has failed, or its process was killed.
     """
-    problem = "the process that writes has ended without a result"
     with contextlib.suppress(queue.Empty):
-        while True:
+        while token not in _unclaimed:
             found, written = results.get_nowait()
-            if found == token and not isinstance(written, str):
-                return written
-            if found == token:
-                problem = written
-                break
-    raise RuntimeError(f"this rank's part of the checkpoint was not written: {problem}")
+            _unclaimed[found] = written
+    written = _unclaimed.pop(token, "the process that writes has ended without a result")
+    if isinstance(written, str):
+        raise RuntimeError(f"this rank's part of the checkpoint was not written: {written}")
+    return written
 
 
 class GDSLoadStrategy(strategies.TorchDistLoadShardedStrategy):  # type: ignore[misc]

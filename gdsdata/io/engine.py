@@ -121,6 +121,14 @@ WorkerSpans = tuple[str, list[tuple[str, int, int, int]], int]  # see `end_spans
 _spanned: tuple[int, list[tuple[str, _engine.Engine]]] | None = None
 
 
+def _renew_lock() -> None:
+    global _making_engine
+    _making_engine = threading.Lock()  # another thread of the parent may have held it
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
 def shared_engine(options: EngineOptions, device: torch.device) -> _engine.Engine:
     """Return the engine with these options on ``device``; a process has one of each.
 

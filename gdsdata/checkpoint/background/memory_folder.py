@@ -45,7 +45,8 @@ class _Descriptor:
     """An open file or folder, which forked children close. It is closed with its last reference."""
 
     def __init__(self, path: str, flags: int) -> None:
-        self._number: int | None = os.open(path, flags | os.O_CLOEXEC, 0o600)
+        self._number: int | None = None
+        self._number = os.open(path, flags | os.O_CLOEXEC, 0o600)
         _open.add(self)
 
     @property
@@ -63,6 +64,16 @@ class _Descriptor:
             os.close(number)
 
     __del__ = close
+
+    def unlock(self) -> None:
+        """Release its lock (flock), and close it. May be called again.
+
+        A child that another thread forks has the lock too, until it closes its descriptor.
+        """
+        if self._number is not None:
+            with contextlib.suppress(OSError):
+                fcntl.flock(self._number, fcntl.LOCK_UN)
+        self.close()
 
 
 def _close_all() -> None:
@@ -134,7 +145,8 @@ class MemoryFolder:
         """
         self.make()
         with self._locked():  # ranks of a node must not all take the same room
-            os.makedirs(self._folder_of(generation), 0o700, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(self._folder_of(generation), 0o700)
             self._lock(generation)
             self._check_room(size_bytes)
             return MemoryCopy(self.file(generation, rank), size_bytes)
@@ -182,8 +194,8 @@ class MemoryFolder:
             self._checked()
             with self._locked():
                 self._remove_all(set(), None)
-            with contextlib.suppress(OSError):
-                os.rmdir(self.path)  # fails while there are others
+                with contextlib.suppress(OSError):
+                    os.rmdir(self.path)  # fails while there are others
 
     def _remove_all(self, kept: set[str], run: str | None) -> None:
         """Remove everything but what has the names ``kept``, and what other runs hold."""
@@ -202,7 +214,7 @@ class MemoryFolder:
     def _release(self, names: list[str]) -> None:
         for name in names:
             if (lock := self._locks.pop(name, None)) is not None:
-                lock.close()
+                lock.unlock()
 
     def _folder_of(self, generation: Generation) -> str:
         return os.path.join(self.path, generation.name)
@@ -215,12 +227,23 @@ class MemoryFolder:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
+        """Hold the folder, which `make` has made, against other processes."""
+        while True:
+            lock = _Descriptor(self.path, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if self._is_the_folder(lock):
+                    yield
+                    return
+            finally:
+                lock.unlock()
+            self.make()
+
+    def _is_the_folder(self, lock: _Descriptor) -> bool:
+        """Return whether a folder is still there. Another process may have removed it (`free`)."""
+        with contextlib.suppress(FileNotFoundError):
+            return os.path.samestat(os.fstat(lock.fileno()), os.lstat(self.path))
+        return False
 
     def _check_room(self, size_bytes: int) -> None:
         """Check that a copy leaves memory for others.
@@ -248,15 +271,15 @@ class MemoryFolder:
 def _is_held(path: str) -> bool:
     """Return whether a process holds the folder of a generation."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        lock = _Descriptor(path, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:  # it is a file, or gone
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     finally:
-        os.close(descriptor)
+        lock.unlock()
     return False
 
 
@@ -337,12 +360,12 @@ def mapped(path: str) -> torch.Tensor:
     """
     with open(path, "r+b") as file:
         size_bytes = os.fstat(file.fileno()).st_size
-    if not size_bytes:
-        raise ValueError(f"'{path}' is empty")
-    try:
-        content = torch.from_file(path, shared=True, size=size_bytes, dtype=torch.uint8)
-    except RuntimeError as error:
-        raise OSError(errno.EIO, f"'{path}' cannot be mapped: {error}") from error
+        if not size_bytes:
+            raise ValueError(f"'{path}' is empty")
+        try:  # torch would make a file that is gone, with zeros
+            content = torch.from_file(f"/proc/self/fd/{file.fileno()}", True, size_bytes, dtype=torch.uint8)
+        except RuntimeError as error:
+            raise OSError(errno.EIO, f"'{path}' cannot be mapped: {error}") from error
     ctypes.CDLL(None).madvise(
         ctypes.c_void_p(content.data_ptr()), ctypes.c_size_t(size_bytes), ctypes.c_int(mmap.MADV_DONTFORK)
     )

@@ -226,6 +226,8 @@ class PeerMemory:
             RankLost: a rank is gone.
             OSError: a file cannot be sent, or there is no room for it.
         """
+        with contextlib.suppress(OSError):  # a file that cannot be read says why
+            self._folder.hold(chosen.generation)
         if chosen.transfers:
             if self._is_stopped.is_set():
                 raise EngineClosed("copies in memory are sent by an AsyncCheckpointer that is open")

@@ -75,6 +75,8 @@ class GDSStorageWriter(FileSystemWriter):
     has when DCP calls `write_data`.
     """
 
+    _data_files = "__*_*.distcp"  # names of the ranks' files
+
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -195,7 +197,7 @@ class GDSStorageWriter(FileSystemWriter):
     def _remove_all_but(self, kept: set[str]) -> None:
         if self._is_of_one_rank and self.fs.exists(os.path.join(self.path, ".metadata")):
             return  # it may name files of this rank
-        of_data = f"__{self.rank if self._is_of_one_rank else '*'}_*.distcp"
+        of_data = f"__{self.rank}_*.distcp" if self._is_of_one_rank else self._data_files
         patterns = (of_data, f"{of_data}.*.tmp", f"{self._metadata_name}.*.tmp")
         with contextlib.suppress(OSError):  # the checkpoint is complete all the same; the next save tries again
             for name in names_in(self.path):
