@@ -25,7 +25,7 @@ with importing("megatron-core"):
 
 _Items = list[tuple[Any, Any]]  # items of a plan, and their data
 _loading = ForkSafeLock()  # guards the name in Megatron's module that a load replaces
-# What `_write` has reported of saves that are not finalized yet: all share a queue of Megatron's.
+# Reports of `_write`, of saves that are not finalized yet: all share a queue of Megatron's.
 _unclaimed: dict[str, Any] = {}
 
 
