@@ -45,10 +45,29 @@ class Buffers(NamedTuple):
         if self.codec is not None:
             unpacked_bytes = place.unpacked_bytes(content)
             if len(content) < _PREFIX.size or _PREFIX.unpack_from(content)[0] >= 0:
-                return arrow.decompress(content[_PREFIX.size :], unpacked_bytes, codec=self.codec)
+                return _decompressed(content[_PREFIX.size :], unpacked_bytes, self.codec)
             content = content[_PREFIX.size :]
         buffer = arrow.py_buffer(content)
         return buffer if buffer.address % 8 == 0 else arrow.py_buffer(bytes(content))
+
+
+def _decompressed(content: memoryview, unpacked_bytes: int, codec: str) -> pyarrow.Buffer:
+    """Return a buffer that was compressed, without its prefix.
+
+    Raises:
+        ValueError: it has more or fewer bytes than ``unpacked_bytes``.
+        OSError: it is damaged.
+    """
+    arrow = arrow_module()
+    if codec != "lz4":
+        return arrow.decompress(content, unpacked_bytes, codec=codec)
+    # For LZ4, pyarrow's decompress does not check that it filled its output (seen with 26.0).
+    with arrow.CompressedInputStream(arrow.BufferReader(content), codec) as stream:
+        found = stream.read_buffer(unpacked_bytes + 1)
+    if found.size != unpacked_bytes:
+        count = "more" if found.size > unpacked_bytes else found.size
+        raise ValueError(f"a buffer should have {unpacked_bytes} bytes when decompressed, and has {count}")
+    return found
 
 
 class Place(NamedTuple):
