@@ -17,10 +17,12 @@ if TYPE_CHECKING:
 LARGEST_BATCH_BYTES = 2**32
 _CODECS = {0: "lz4", 1: "zstd"}
 _PREFIX = struct.Struct("<q")  # of a compressed buffer: its length when decompressed
-# Values in the lists of a compressed record batch.
-_MOST_COMPRESSED = 2**27
+# Values in the lists of a compressed record batch, and of a type whose values take no bytes.
+_MOST_IN_LISTS = 2**27
 # Writers may write more of a buffer than its values take.
 _SPARE_TIMES, _SPARE_BYTES = 2, 4096
+# Python's object of a value and its text in JSON take about so many bytes.
+_OBJECT_BYTES = 64
 
 
 class Buffers(NamedTuple):
@@ -147,9 +149,23 @@ class Array(NamedTuple):
         )
 
     def _places(self) -> Iterator[Place]:
-        yield from self.buffers
+        for one in self.arrays():
+            yield from one.buffers
+
+    def arrays(self) -> Iterator[Array]:
+        """Yield this array, and all that are in it."""
+        yield self
         for one in self.inner:
-            yield from one._places()
+            yield from one.arrays()
+
+    def json_bytes(self) -> int:
+        """Return the least memory of the values as JSON: of their objects, and members' names."""
+        return sum(one.length * (_OBJECT_BYTES + one._name_bytes()) for one in self.arrays())
+
+    def _name_bytes(self) -> int:
+        if not arrow_module("pyarrow.types").is_struct(self.kind):
+            return 0
+        return sum(len(self.kind.field(i).name.encode()) for i in range(self.kind.num_fields))
 
     def made(self, buffers: Buffers, dictionaries: Mapping[int, pyarrow.Array]) -> pyarrow.Array:
         """Return pyarrow's array.
@@ -167,6 +183,8 @@ class Array(NamedTuple):
         found[1:] = [empty if one is None else one for one in found[1:]]
         if self.dictionary is not None:
             values = dictionaries[self.dictionary]
+            if not len(values):  # indices behind nulls of a struct are 0
+                values = arrow.nulls(1, values.type)
             return arrow.DictionaryArray.from_buffers(self.kind, self.length, found, values)
         return arrow.Array.from_buffers(self.kind, self.length, found, children=inner)
 
@@ -252,16 +270,15 @@ class _Taking:
         self._buffers = iter(header.int64s(2, 2).tolist())
         self._views = iter(header.int64s(4, 1).tolist())
         self._body_bytes = body_bytes
-        # Each value takes a bit of some buffer, but nulls take none: a number that lies must not
-        # become memory.
-        self._most_in_lists = max(8 * body_bytes, _MOST_COMPRESSED if is_compressed else 0)
+        # Other values take a bit of some buffer: a number that lies must not become memory.
+        self._most_in_lists = max(8 * body_bytes, _MOST_IN_LISTS if is_compressed else 0)
 
     def array(self, placed: Placed, rows: int | None = None) -> Array:
         """Return the next array, of ``rows`` values if that is known."""
         length, nulls = self._next(self._nodes, "nodes")
         if length < 0 or nulls < 0 or (rows is not None and length != rows):
             raise ValueError(f"a column has {length} values with {nulls} nulls")
-        if rows is None and length > self._most_in_lists:
+        if rows is None and length > (_MOST_IN_LISTS if placed.is_bare else self._most_in_lists):
             raise ValueError(f"lists have {length} values in {self._body_bytes} bytes")
         buffers = [self._buffer(None if need is None else need.bytes_of(length)) for need in placed.needs]
         if placed.has_views:

@@ -8,9 +8,10 @@ as they stand where the record batch lies in the file.
 from __future__ import annotations
 
 import functools
+import itertools
 import struct
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from gdsdata.formats.arrow_arrays import LARGEST_BATCH_BYTES, Array, Batch, Buffers, DictionaryPart
 from gdsdata.formats.arrow_layout import Placed, is_read_dictionary, placed_types
@@ -21,6 +22,8 @@ from gdsdata.formats.tables import FileGroups
 
 if TYPE_CHECKING:
     import pyarrow
+
+_Kind = TypeVar("_Kind", Placed, Array)
 
 # JSON text and wide offsets take about so many times what is stored.
 _DECODED_TIMES = 4
@@ -149,14 +152,19 @@ def find_batches(
             batch = Batch.of(message, kinds)
             arrays = [batch.columns[place] for place in places]
             unpacked_bytes = sum(_unpacked_bytes(array, batch.codec, message, read) for array in arrays)
-            parts = known.parts_of(arrays)
+            by_dictionary = known.parts_of(arrays)
+            parts = list(itertools.chain.from_iterable(by_dictionary))
+            parts_bytes = sum(part.unpacked_bytes for part in parts)
+            read_bytes = sum(array.extent()[1] for array in arrays) + sum(part.lengths[1] for part in parts)
+            wanted_bytes = sum(_wanted_bytes(batch.columns, column, known) for column in columns)
         except (struct.error, ValueError) as error:
             raise damaged(path, message.at, len(message.frame), f"the record batch here lies: {error}") from error
-        a_row = sum(value_bytes(column.field) + 8 for column in columns)
-        a_row += sum(known.bytes_of_a_value(kind.dictionary) for kind in of_columns)
-        unpacked_bytes += sum(part.unpacked_bytes for part in parts)
-        decoded_bytes = batch.rows * a_row + _DECODED_TIMES * unpacked_bytes
-        _check_bounds(batch.rows, decoded_bytes, len(parts) - len(arrays), message.at, path)
+        unpacked_bytes += parts_bytes
+        # Buffers of a column may lie far from each other: what is between them is read too.
+        decoded_bytes = wanted_bytes + _DECODED_TIMES * unpacked_bytes + max(0, read_bytes - unpacked_bytes)
+        place = f"{path}: the record batch of {batch.rows} rows at byte {message.at}"
+        _check_bounds(place, decoded_bytes, _DECODED_TIMES * parts_bytes)
+        _check_parts(place, by_dictionary)
         if batch.rows:
             extents = [array.extent() for array in arrays]
             found.rows.append(batch.rows)
@@ -171,31 +179,42 @@ def find_batches(
     return found
 
 
-def _check_bounds(rows: int, decoded_bytes: int, parts: int, at: int, path: str) -> None:
+def _check_bounds(place: str, decoded_bytes: int, dictionary_bytes: int) -> None:
     """Check what a record batch takes.
 
     Args:
-        rows: of the batch.
+        place: names the batch.
         decoded_bytes: of the batch and its dictionaries.
-        parts: messages of its dictionaries, less one for each column.
-        at: offset of the batch.
-        path: of the file.
+        dictionary_bytes: of the dictionaries.
 
     Raises:
         ValueError: that is too much.
     """
     if decoded_bytes > LARGEST_BATCH_BYTES:
+        remedy = "write smaller ones (max_chunksize=)"
+        if dictionary_bytes > decoded_bytes // 2:
+            remedy = f"dictionaries take {dictionary_bytes} of them: cast the columns to their values' type"
         raise ValueError(
-            f"{path}: a record batch of {rows} rows at byte {at} may take {decoded_bytes} bytes when decoded, and the "
-            f"most is {LARGEST_BATCH_BYTES}: write smaller ones (max_chunksize=), or name the columns that are wanted "
-            f"(columns=)"
+            f"{place} may take {decoded_bytes} bytes when decoded, and the most is {LARGEST_BATCH_BYTES}: {remedy}, or "
+            f"name the columns that are wanted (columns=)"
         )
-    if parts > _MOST_PARTS:
+
+
+def _check_parts(place: str, by_dictionary: Sequence[Sequence[_Part]]) -> None:
+    if max(map(len, by_dictionary), default=0) > _MOST_PARTS:
         raise ValueError(
-            f"{path}: the record batch at byte {at} uses dictionaries that lie in more than {_MOST_PARTS} messages "
-            f"(deltas) for a column: write it with one dictionary (Table.unify_dictionaries), or cast the columns to "
-            f"their values' type"
+            f"{place} uses a dictionary that lies in more than {_MOST_PARTS} messages (deltas): write it with one "
+            f"dictionary (Table.unify_dictionaries), or cast the columns to their values' type"
         )
+
+
+def _wanted_bytes(arrays: Sequence[Array], column: Column, known: _Known) -> int:
+    """Return the bytes of a column's values, besides those of its buffers."""
+    array = _column_at(arrays, column.places)
+    is_json = column.field.dtype is None and bool(array.inner)
+    named_bytes = sum(one.length * known.bytes_of_a_value(one.dictionary) for one in array.arrays())
+    own_bytes = array.length * (value_bytes(column.field) + 8) + (array.json_bytes() if is_json else 0)
+    return own_bytes + named_bytes * (_DECODED_TIMES if is_json else 1)
 
 
 class _Part(NamedTuple):
@@ -239,35 +258,30 @@ class _Known:
             self._parts[part.id] = []
         self._parts.setdefault(part.id, []).append(new)
 
-    def parts_of(self, arrays: Sequence[Array]) -> list[_Part]:
-        """Return the parts of the dictionaries of some arrays.
+    def parts_of(self, arrays: Sequence[Array]) -> list[list[_Part]]:
+        """Return the parts of each dictionary of some arrays.
 
         Raises:
             ValueError: there is no such dictionary.
         """
-        ids = dict.fromkeys(one for array in arrays for one in _ids_in(array))
+        ids = dict.fromkeys(one.dictionary for array in arrays for one in array.arrays() if one.dictionary is not None)
         for one in ids:
             if one not in self._parts:
                 raise ValueError(f"its dictionary {one} does not lie before it")
-        return [part for one in ids for part in self._parts[one]]
+        return [self._parts[one] for one in ids]
 
     def bytes_of_a_value(self, dictionary: int | None) -> int:
         """Return the bytes of a dictionary's value, on the average; 0: no such dictionary."""
-        parts = self._parts.get(-1 if dictionary is None else dictionary, [])
+        parts = [] if dictionary is None else self._parts.get(dictionary, [])
         return sum(part.unpacked_bytes for part in parts) // max(1, sum(part.values for part in parts))
-
-
-def _ids_in(array: Array) -> list[int]:
-    own = [] if array.dictionary is None else [array.dictionary]
-    return own + [one for inner in array.inner for one in _ids_in(inner)]
 
 
 def _unpacked_bytes(array: Array, codec: str | None, message: Message, read: Read) -> int:
     return array.unpacked_bytes(codec, lambda begin, count: read(message.body_at + begin, count))
 
 
-def _column_at(kinds: Sequence[Placed], places: Sequence[int]) -> Placed:
-    """Return the type of a column, or of the member of a struct."""
+def _column_at(kinds: Sequence[_Kind], places: Sequence[int]) -> _Kind:
+    """Return the type or the array of a column, or of the member of a struct."""
     kind = kinds[places[0]]
     for place in places[1:]:
         kind = kind.inner[place]

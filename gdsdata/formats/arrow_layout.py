@@ -127,6 +127,7 @@ class Placed(NamedTuple):
         plain: the type without any extensions (`plain_type`).
         needs: of its buffers, without those of views' values; None: the buffer itself says it.
         has_views, is_struct, is_null: what kind it is, and whether ``plain`` is null.
+        is_bare: values without nulls take no bytes: nulls, and structs and fixed sizes of them.
     """
 
     kind: pyarrow.DataType
@@ -137,6 +138,7 @@ class Placed(NamedTuple):
     has_views: bool
     is_struct: bool
     is_null: bool
+    is_bare: bool
 
     @classmethod
     def of(cls, kind: pyarrow.DataType, dictionary: int | None = None, inner: tuple[Placed, ...] = ()) -> Placed:
@@ -149,9 +151,10 @@ class Placed(NamedTuple):
         kind = storage_of(kind)
         plain, count = plain_type(kind), buffers_of(kind)
         needs = [*_needs_of(kind)[:count], *[None] * count][:count]
-        return cls(
-            kind, dictionary, inner, plain, tuple(needs), is_view(kind), types.is_struct(kind), types.is_null(plain)
-        )
+        is_null = types.is_null(plain)
+        takes_bits = any(need is None or need.bits for need in needs[1:])
+        is_bare = is_null or (not takes_bits and all(one.is_bare for one in inner))
+        return cls(kind, dictionary, inner, plain, tuple(needs), is_view(kind), types.is_struct(kind), is_null, is_bare)
 
     def dictionaries(self) -> Iterator[tuple[int, Placed]]:
         """Yield id and type of the values of each dictionary that is read."""

@@ -28,9 +28,11 @@ def decoded(array: pyarrow.DictionaryArray) -> pyarrow.Array:
     if is_bytes(kind):
         values = values.cast(arrow.large_string() if is_text(kind) else arrow.large_binary())
         total_bytes = compute.sum(compute.binary_length(values).take(array.indices)).as_py() or 0
-        if total_bytes > _LARGEST_BYTES:
-            raise TooLarge(
-                f"its dictionary's values take {total_bytes} bytes in the {len(array)} rows, and the most is "
-                f"{_LARGEST_BYTES}"
-            )
+    else:
+        total_bytes = len(array) * (0 if arrow.types.is_null(kind) else kind.bit_width) // 8
+    if total_bytes > _LARGEST_BYTES:
+        raise TooLarge(
+            f"its dictionary's values take {total_bytes} bytes in the {len(array)} rows, and the most is "
+            f"{_LARGEST_BYTES}"
+        )
     return values.take(array.indices)
