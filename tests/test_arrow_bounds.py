@@ -147,3 +147,18 @@ def test_a_large_dictionary_says_what_to_do(tmp_path, monkeypatch):
         Arrow().index([written(tmp_path, words)])
     with pytest.raises(ValueError, match="write smaller ones"):
         Arrow().index([written(tmp_path, words.dictionary_decode(), compression="zstd")])
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_names_with_dots_and_structs_of_one_name(tmp_path, compression):
+    structs = [
+        pa.StructArray.from_arrays([pa.array(values)], [name]) for values, name in (([1, 2], "c"), ([3, 4], "d"))
+    ]
+    tables = [
+        (pa.table({"a": structs[0], "a.b": [5, 6]}), {"a.c": [1, 2], "a.b": [5, 6]}),
+        (pa.Table.from_arrays(structs, ["s", "s"]), {"s.c": [1, 2], "s.d": [3, 4]}),
+    ]
+    for i, (table, expected) in enumerate(tables):
+        path = write(tmp_path / f"{i}.arrow", table, compression=compression)
+        assert read_all(path) == expected
+        assert read_all(path, format=Arrow(tuple(expected)[1:])) == dict(list(expected.items())[1:])

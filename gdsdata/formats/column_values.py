@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -83,26 +83,32 @@ def elements_of(array: pyarrow.Array, field: Field) -> tuple[np.ndarray, list[np
 
 def _out_of_structs(table: pyarrow.Table, column: Column) -> pyarrow.ChunkedArray:
     """Return a column as it is stored. A null struct has null members."""
-    arrow = arrow_module()
-    name, *members = _split(table.schema, column.field.name)
-    chunks = table.column(name)
-    for member in members:
-        place = storage_of(chunks.type).get_field_index(member)
-        flat = [stored(chunk).flatten()[place] for chunk in chunks.chunks]  # so nulls of the struct are the member's
-        chunks = arrow.chunked_array(flat, storage_of(chunks.type).field(place).type)
+    arrow, places = arrow_module(), _places_of(table.schema, column.field.name)
+    if places is None:
+        raise KeyError(column.field.name)
+    chunks = table.column(places[0])
+    for place in places[1:]:
+        kind = storage_of(chunks.type).field(place).type
+        # So nulls of the struct are the member's.
+        chunks = arrow.chunked_array([stored(chunk).flatten()[place] for chunk in chunks.chunks], kind)
     return arrow.chunked_array([stored(chunk) for chunk in chunks.chunks], storage_of(chunks.type))
 
 
-def _split(fields: Iterable[pyarrow.Field], name: str) -> list[str]:
-    """Return the names of a column and its structs' members; all may have dots."""
-    for one in fields:
-        if one.name == name:
-            return [one.name]
+def _places_of(fields: Sequence[pyarrow.Field], name: str) -> list[int] | None:
+    """Return the places of a column and of its structs' members; all names may have dots.
+
+    They are not `Column.places`: tables have the columns and members that are wanted alone.
+    """
+    for place, one in enumerate(fields):
         kind = storage_of(one.type)
-        if name.startswith(f"{one.name}.") and arrow_module("pyarrow.types").is_struct(kind):
-            members = [kind.field(i) for i in range(kind.num_fields)]
-            return [one.name, *_split(members, name[len(one.name) + 1 :])]
-    raise KeyError(name)
+        if not arrow_module("pyarrow.types").is_struct(kind):
+            if one.name == name:
+                return [place]
+        elif name.startswith(f"{one.name}."):
+            members = _places_of([kind.field(i) for i in range(kind.num_fields)], name[len(one.name) + 1 :])
+            if members is not None:
+                return [place, *members]
+    return None
 
 
 def _whole(chunks: pyarrow.ChunkedArray) -> pyarrow.Array:
