@@ -148,15 +148,12 @@ class Array(NamedTuple):
             for place in places
         )
 
-    def _places(self) -> Iterator[Place]:
-        for one in self.arrays():
-            yield from one.buffers
+    def _places(self) -> Sequence[Place]:
+        return [place for one in self.arrays() for place in one.buffers] if self.inner else self.buffers
 
-    def arrays(self) -> Iterator[Array]:
-        """Yield this array, and all that are in it."""
-        yield self
-        for one in self.inner:
-            yield from one.arrays()
+    def arrays(self) -> tuple[Array, ...]:
+        """Return this array, and all that are in it."""
+        return (self, *(found for one in self.inner for found in one.arrays())) if self.inner else (self,)
 
     def json_bytes(self) -> int:
         """Return the least memory of the values as JSON: of their objects, and members' names."""

@@ -155,7 +155,8 @@ def find_batches(
             by_dictionary = known.parts_of(arrays)
             parts = list(itertools.chain.from_iterable(by_dictionary))
             parts_bytes = sum(part.unpacked_bytes for part in parts)
-            read_bytes = sum(array.extent()[1] for array in arrays) + sum(part.lengths[1] for part in parts)
+            extents = [array.extent() for array in arrays]
+            read_bytes = sum(length for _, length in extents) + sum(part.lengths[1] for part in parts)
             wanted_bytes = sum(_wanted_bytes(batch.columns, column, known) for column in columns)
         except (struct.error, ValueError) as error:
             raise damaged(path, message.at, len(message.frame), f"the record batch here lies: {error}") from error
@@ -166,7 +167,6 @@ def find_batches(
         _check_bounds(place, decoded_bytes, _DECODED_TIMES * parts_bytes)
         _check_parts(place, by_dictionary)
         if batch.rows:
-            extents = [array.extent() for array in arrays]
             found.rows.append(batch.rows)
             found.numbers.append(number)
             found.begins.append([message.at, *(batch.body_at + begin for begin, _ in extents)])
@@ -212,7 +212,8 @@ def _wanted_bytes(arrays: Sequence[Array], column: Column, known: _Known) -> int
     """Return the bytes of a column's values, besides those of its buffers."""
     array = _column_at(arrays, column.places)
     is_json = column.field.dtype is None and bool(array.inner)
-    named_bytes = sum(one.length * known.bytes_of_a_value(one.dictionary) for one in array.arrays())
+    named = ((one.length, one.dictionary) for one in array.arrays() if one.dictionary is not None)
+    named_bytes = sum(length * known.bytes_of_a_value(dictionary) for length, dictionary in named)
     own_bytes = array.length * (value_bytes(column.field) + 8) + (array.json_bytes() if is_json else 0)
     return own_bytes + named_bytes * (_DECODED_TIMES if is_json else 1)
 
@@ -270,9 +271,9 @@ class _Known:
                 raise ValueError(f"its dictionary {one} does not lie before it")
         return [self._parts[one] for one in ids]
 
-    def bytes_of_a_value(self, dictionary: int | None) -> int:
-        """Return the bytes of a dictionary's value, on the average; 0: no such dictionary."""
-        parts = [] if dictionary is None else self._parts.get(dictionary, [])
+    def bytes_of_a_value(self, dictionary: int) -> int:
+        """Return the bytes of a dictionary's value, on the average."""
+        parts = self._parts[dictionary]
         return sum(part.unpacked_bytes for part in parts) // max(1, sum(part.values for part in parts))
 
 
