@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import faulthandler
 import gc
 import mmap
 import multiprocessing
@@ -141,11 +142,12 @@ def in_new_process(function: Callable, *arguments: Any, timeout_s: float = 60) -
     """Call ``function`` in a new process that has not used gdsdata, and return its result.
 
     ``function`` is of a module's top level. It starts workers by the method that a program starts
-    them by. Fails if it raises, dies of a signal, or takes longer than ``timeout_s``.
+    them by. Fails if it raises, dies of a signal, or takes longer than ``timeout_s``. Its stacks are
+    on stderr then.
     """
     receiver, sender = _processes.Pipe(duplex=False)
     method = multiprocessing.get_start_method()
-    process = _processes.Process(target=_answer, args=(sender, method, function, arguments))
+    process = _processes.Process(target=_answer, args=(sender, method, timeout_s, function, arguments))
     process.start()
     sender.close()
     try:
@@ -164,8 +166,15 @@ def in_new_process(function: Callable, *arguments: Any, timeout_s: float = 60) -
     return result
 
 
-def _answer(sender: multiprocessing.connection.Connection, method: str, function: Callable, arguments: tuple) -> None:
+def _answer(
+    sender: multiprocessing.connection.Connection,
+    method: str,
+    timeout_s: float,
+    function: Callable,
+    arguments: tuple,
+) -> None:
     multiprocessing.set_start_method(method, force=True)  # it was "forkserver": another server for each process
+    faulthandler.dump_traceback_later(0.9 * timeout_s, file=2)
     try:
         sender.send((function(*arguments), None))
     except BaseException:
