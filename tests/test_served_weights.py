@@ -187,6 +187,9 @@ def test_a_folder_without_weights_is_an_error(folder):
     for place in (folder, f"file://{folder}"):
         with pytest.raises(FileNotFoundError, match="no safetensors files: give the folder of a model's weights"):
             find_weights(str(place))
+    save_model(folder)
+    with pytest.raises(FileNotFoundError, match=r"has no safetensors files that fit \['other-\*'\]"):
+        find_weights(str(folder), ["other-*"])
 
 
 def test_an_index_of_other_folders_is_not_compared(folder):
@@ -247,6 +250,8 @@ def test_weights_in_a_store_are_read_in_ranges(folder, monkeypatch, has_index):
         size = sum(len(data) for key, data in server.content.items() if "/other/" not in key)
         read = sum(end - begin for method, _, begin, end in server.requests if method == "GET")
         assert read < 1.3 * size
+        some, index = find_weights(server.url("models/a"), ["lost-*", "model-1-*", "*"])
+        assert some == [server.url("models/a/model-1-of-12.safetensors")] and index is None
         del server.content["models/a/model-4-of-12.safetensors"]
         with pytest.raises(FileNotFoundError) if has_index else contextlib.nullcontext():
             served_weights([], server.url("models/a"), CPU)

@@ -169,6 +169,19 @@ def test_sources_have_prefixes_and_patterns(sglang, tmp_path):
     assert 0 < len(second) < len(expected) or (len(second) == len(expected) and "0.5.23" not in sglang.name)
 
 
+def test_sources_in_another_folder_keep_patterns(sglang, tmp_path):
+    if "0.5.23" not in sglang.name:
+        pytest.skip("its sources have no patterns")
+    (tmp_path / "weights").mkdir()
+    expected = save_model(tmp_path / "weights")
+    made, model = loader(sglang, weights=str(tmp_path / "weights")), Model()
+    model.secondary_weights = [source_of(made, model_config(tmp_path), prefix="second.")]
+    model.secondary_weights[0].allow_patterns_overrides = ["other-*", "model-1-*.safetensors"]
+    found = [name for name, _ in weights(made, model_config(tmp_path), model)]
+    index = json.loads((tmp_path / "weights" / "model.safetensors.index.json").read_text())["weight_map"]
+    assert found == [*expected, *(f"second.{name}" for name in expected if index[name].startswith("model-1-"))]
+
+
 def test_a_layer_of_a_draft_is_left_to_sglang(sglang, tmp_path):
     made = loader(sglang)
     made.load_config.draft_model_idx = 3

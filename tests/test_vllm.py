@@ -202,6 +202,36 @@ def test_sources_have_prefixes_and_patterns(vllm, tmp_path):
     assert_same(((name, found[f"second.{name}"]) for name in expected), expected)
 
 
+def test_sources_in_another_folder_keep_their_patterns(vllm, tmp_path):
+    (tmp_path / "weights").mkdir()
+    expected = save_model(tmp_path / "weights")
+    (tmp_path / "weights" / "consolidated.safetensors").unlink()
+    model, loader = model_of(expected), vllm.loader(weights=str(tmp_path / "weights"))
+    model.allow_patterns_overrides = ["other-*.safetensors", "model-2-*.safetensors", "*.safetensors"]
+    model.secondary_weights = [source_of(loader, str(tmp_path), prefix="second.")]
+    found = [name for name, _ in loader.get_all_weights(model_config(tmp_path), model)]
+    of_shard = json.loads((tmp_path / "weights" / "model.safetensors.index.json").read_text())["weight_map"]
+    first = [name for name in expected if of_shard[name].startswith("model-2-")]
+    assert found == [*first, *(f"second.{name}" for name in expected)] and first
+
+
+def test_sources_in_another_folder_keep_their_subfolder(vllm, tmp_path):
+    if "0.14" in vllm.name:
+        pytest.skip("its sources have no subfolder")
+    (tmp_path / "weights" / "part").mkdir(parents=True)
+    expected = save_model(tmp_path / "weights" / "part")
+    loader = vllm.loader(weights=str(tmp_path / "weights"))
+    loader._note_weights(model_config(tmp_path))
+    assert_same(loader._get_weights_iterator(source_of(loader, str(tmp_path), subfolder="part")), expected)
+
+
+def test_torchao_with_weights_elsewhere_is_refused(vllm, tmp_path):
+    loader = vllm.loader(weights="s3://bucket/llama/")
+    loader.load_config.safetensors_load_strategy = "torchao"
+    with pytest.raises(ValueError, match=r"torchao is read by vLLM.*'s3://bucket/llama/'"):
+        list(loader.get_all_weights(model_config(tmp_path), model_of({})))
+
+
 def test_experts_of_other_ranks_are_not_read(vllm, tmp_path):
     if "0.14" in vllm.name or vllm.name == "installed":
         pytest.skip("there is no such filter, or its names are vLLM's")

@@ -54,6 +54,24 @@ def settings_of(extra_config: Any) -> Settings:
     return found
 
 
+def check_is_not_elsewhere(elsewhere: Mapping[str, str], model: str, what: str) -> None:
+    """Check that weights which a framework reads by itself are in the folder of their model.
+
+    Args:
+        elsewhere: of `Settings.folder_of`.
+        model: name or path.
+        what: is read, and by whom.
+
+    Raises:
+        ValueError: they are in another folder.
+    """
+    if model in elsewhere:
+        raise ValueError(
+            f"{what} itself, which does not know the folder {elsewhere[model]!r}: put the weights into "
+            f"the folder of the model {model!r}, and leave 'weights' out of model_loader_extra_config"
+        )
+
+
 def device_of(model: torch.nn.Module) -> torch.device:
     """Return where a model's weights should be read to: a GPU if some of its parameters are there.
 
@@ -80,20 +98,21 @@ def served_weights(
     once: str | None = None,
     wants: Callable[[str], bool] | None = None,
     is_unused: Callable[[str], bool] | None = None,
-    are_all: bool = True,
+    patterns: Sequence[str] | None = None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the weights in some files.
 
     Args:
-        files: paths, that a framework has chosen. Empty: those in ``folder``, which may be a URL.
+        files: paths, that a framework has chosen. Empty: `find_weights` finds them in ``folder``,
+            which may be a URL.
         folder: that of the files. If all of them are in it, and it has an index, they are compared
-            with that.
+            with that, unless there are ``patterns``.
         device: of the tensors.
         group, wants: see `iterate_weights`.
         once: of `Settings`.
         is_unused: called with a name. Files that have only such names are left out, if others are
             left. None: no file is.
-        are_all: false: ``files`` need not be all that an index names.
+        patterns: of `find_weights`. ``files`` were chosen by them already.
 
     Raises:
         CorruptData, FileNotFoundError, IoError, ...: see `open_weights` and `iterate_weights`. All
@@ -103,18 +122,20 @@ def served_weights(
     if once == _ALONE:
         group = once = None
     with reads_together(group, once, {"call": "served_weights"}, options.stall_timeout_s):  # shares errors
-        weights = _opened(files, folder, is_unused, are_all)
+        weights = _opened(files, folder, is_unused, patterns)
     return iterate_weights(weights, device, wants=wants, group=group, once=once, options=options)
 
 
-def _opened(files: Sequence[str], folder: str, is_unused: Callable[[str], bool] | None, are_all: bool) -> list[Weight]:
+def _opened(
+    files: Sequence[str], folder: str, is_unused: Callable[[str], bool] | None, patterns: Sequence[str] | None
+) -> list[Weight]:
     index: str | None = None
     if files:
         beside = os.path.join(folder, INDEX_NAME)
         are_beside = all(os.path.dirname(path) == os.path.dirname(beside) for path in files)
-        index = beside if are_all and are_beside and os.path.isfile(beside) else None
+        index = beside if patterns is None and are_beside and os.path.isfile(beside) else None
     else:
-        files, index = find_weights(folder)
+        files, index = find_weights(folder, patterns)
     weights = open_weights(files, index)
     if is_unused is None:
         return weights

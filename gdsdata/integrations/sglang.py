@@ -17,7 +17,13 @@ from sglang.srt.model_loader.weight_utils import maybe_add_mtp_safetensors
 
 from gdsdata.checkpoint.safetensors.weights import INDEX_NAME
 from gdsdata.integrations.overrides import check_overrides
-from gdsdata.integrations.served_weights import current_device, device_of, served_weights, settings_of
+from gdsdata.integrations.served_weights import (
+    check_is_not_elsewhere,
+    current_device,
+    device_of,
+    served_weights,
+    settings_of,
+)
 
 _OVERRIDDEN = ("_get_all_weights", "_get_weights_iterator", "_prepare_weights")
 
@@ -58,12 +64,15 @@ class GDSModelLoader(DefaultModelLoader):  # type: ignore[misc]  # SGLang declar
         """Yield names and tensors. The ranks of a tensor-parallel group make this call together.
 
         Raises:
+            ValueError: the settings name a folder of weights that SGLang reads itself.
             CorruptData, FileNotFoundError, IoError: a file is damaged, or lacks what the index says
                 it has; or it is missing, or cannot be read. All ranks of the group raise it.
             RankLost: another rank has ended.
         """
         is_a_layer = getattr(self.load_config, "draft_model_idx", None) is not None
         if is_a_layer or others.get("resolved_source") is not None:  # SGLang renames, or has files already
+            what = "a layer of a draft" if is_a_layer else "a model with startup overlap"
+            check_is_not_elsewhere(self._elsewhere, source.model_or_path, f"{what} is read by SGLang")
             return super()._get_weights_iterator(source, **others)
         patterns = getattr(source, "allow_patterns_overrides", None)  # SGLang 0.5.13 has none
         newer = {} if patterns is None else {"allow_patterns_overrides": patterns}
@@ -76,7 +85,7 @@ class GDSModelLoader(DefaultModelLoader):  # type: ignore[misc]  # SGLang declar
             self._device or current_device(),
             group=_tensor_parallel_group(),
             once=self._settings.once,
-            are_all=patterns is None,
+            patterns=patterns,
         )
         return ((source.prefix + name, tensor) for name, tensor in weights)
 

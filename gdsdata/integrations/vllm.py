@@ -7,6 +7,7 @@ vLLM finds `register` by an entry point of this package. Checked with the interf
 from __future__ import annotations
 
 import copy
+import os
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +18,14 @@ from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
 from gdsdata.integrations.overrides import check_overrides
-from gdsdata.integrations.served_weights import LOAD_FORMAT, current_device, device_of, served_weights, settings_of
+from gdsdata.integrations.served_weights import (
+    LOAD_FORMAT,
+    check_is_not_elsewhere,
+    current_device,
+    device_of,
+    served_weights,
+    settings_of,
+)
 
 _OVERRIDDEN = ("get_all_weights", "_get_weights_iterator", "_prepare_weights")
 
@@ -66,6 +74,7 @@ class GDSModelLoader(DefaultModelLoader):  # type: ignore[misc]  # vLLM is not t
         The ranks of a tensor-parallel group iterate together, to the end.
 
         Raises:
+            ValueError: the settings name a folder, and the checkpoint is one of torchao.
             CorruptData, FileNotFoundError, IoError: a file is damaged, or lacks what the index says
                 it has; or it is missing, or cannot be read. All ranks of the group raise it.
             RankLost: another rank has ended.
@@ -76,6 +85,7 @@ class GDSModelLoader(DefaultModelLoader):  # type: ignore[misc]  # vLLM is not t
 
     def _get_weights_iterator(self, source: Any) -> Iterator[tuple[str, torch.Tensor]]:
         if self.load_config.safetensors_load_strategy == "torchao":  # vLLM puts these tensors together
+            check_is_not_elsewhere(self._elsewhere, source.model_or_path, "a checkpoint of torchao is read by vLLM")
             return super()._get_weights_iterator(source)
         newer = {"subfolder": source.subfolder} if hasattr(source, "subfolder") else {}
         folder, files, *_ = self._prepare_weights(
@@ -93,14 +103,14 @@ class GDSModelLoader(DefaultModelLoader):  # type: ignore[misc]  # vLLM is not t
             once=self._settings.once,
             wants=self._is_local,
             is_unused=getattr(source, "is_unused_weight", None),
-            are_all=source.allow_patterns_overrides is None,
+            patterns=source.allow_patterns_overrides,
         )
         return ((source.prefix + name, tensor) for name, tensor in weights)
 
     def _prepare_weights(self, model_name_or_path: str, *args: Any, **kw: Any) -> tuple[Any, ...]:
         """Return a folder, and its files; none of them if `find_weights` is to find them there."""
         if model_name_or_path in self._elsewhere:
-            return self._elsewhere[model_name_or_path], []
+            return os.path.join(self._elsewhere[model_name_or_path], kw.get("subfolder") or ""), []
         return super()._prepare_weights(model_name_or_path, *args, **kw)
 
     def _note_weights(self, model_config: Any) -> None:

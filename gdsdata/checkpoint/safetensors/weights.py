@@ -6,6 +6,7 @@ import os
 import re
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatchcase
 
 import torch
 
@@ -27,15 +28,18 @@ _BATCHES_AHEAD = 2
 Weight = tuple[str, Stored]
 
 
-def find_weights(folder: str) -> tuple[list[str], str | None]:
+def find_weights(folder: str, patterns: Sequence[str] | None = None) -> tuple[list[str], str | None]:
     """Return the files of a model's weights, and their index.
 
     Args:
         folder: a path, or the URL of a folder of objects.
+        patterns: of names, as ``["model-*.safetensors"]``. The first that fits a safetensors file
+            in the folder chooses the files. None: the index does.
 
     Returns:
         The paths or URLs of the files that ``model.safetensors.index.json`` names, and that of the
-        index. Without an index: all safetensors files in the folder, and None.
+        index. Without an index: all safetensors files in the folder, and None. With ``patterns``:
+        the files that fit, and None.
 
     Raises:
         FileNotFoundError: there are none.
@@ -43,11 +47,13 @@ def find_weights(folder: str) -> tuple[list[str], str | None]:
         IoError, PermissionError: the folder cannot be read.
     """
     folder = plain_path(folder)
+    if patterns is not None:
+        return [_beside(folder, name) for name in _fitting(folder, patterns)], None
     index = _beside(folder, INDEX_NAME)
     try:
         names = set(weight_map(open_path(index)).values())
     except FileNotFoundError:
-        names = {name for name in _names_in(folder) if name.endswith(".safetensors")}
+        names = _safetensors_in(folder)
         if not names:
             raise FileNotFoundError(
                 f"'{folder}' has no {INDEX_NAME} and no safetensors files: give the folder of a model's weights"
@@ -211,6 +217,21 @@ def _everything(name: str) -> bool:
 
 def _beside(folder: str, name: str) -> str:
     return joined(folder, name) if is_url(folder) else os.path.join(folder, name)
+
+
+def _fitting(folder: str, patterns: Sequence[str]) -> list[str]:
+    names = _safetensors_in(folder)
+    for pattern in patterns:
+        found = [name for name in names if fnmatchcase(name, pattern)]
+        if found:
+            return found
+    raise FileNotFoundError(
+        f"'{folder}' has no safetensors files that fit {list(patterns)!r:.200}: give the folder of this model's weights"
+    )
+
+
+def _safetensors_in(folder: str) -> set[str]:
+    return {name for name in _names_in(folder) if name.endswith(".safetensors")}
 
 
 def _names_in(folder: str) -> list[str]:
