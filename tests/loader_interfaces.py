@@ -19,7 +19,9 @@ RECORD = Path(__file__).with_suffix(".json")
 # Modules, and the functions and classes of each that an adapter uses or derives from.
 WANTED = {
     "vllm": {
+        "vllm.config": ["get_current_vllm_config_or_none"],
         "vllm.config.load": ["LoadConfig"],
+        "vllm.config.speculative": ["SpeculativeConfig"],
         "vllm.distributed.parallel_state": ["get_tp_group", "model_parallel_is_initialized"],
         "vllm.model_executor.model_loader": ["register_model_loader", "get_model_loader"],
         "vllm.model_executor.model_loader.base_loader": ["BaseModelLoader"],
@@ -32,7 +34,8 @@ WANTED = {
         "sglang.srt.model_loader.loader": ["BaseModelLoader", "DefaultModelLoader", "get_model_loader"],
         "sglang.srt.model_loader.weight_utils": ["maybe_add_mtp_safetensors"],
         "sglang.srt.plugins.hook_registry": ["HookRegistry", "HookType"],
-        "sglang.srt.server_args": ["add_load_format_choices"],
+        "sglang.srt.runtime_context": ["get_model"],
+        "sglang.srt.server_args": ["add_load_format_choices", "get_global_server_args"],
     },
 }
 

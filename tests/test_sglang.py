@@ -78,6 +78,10 @@ def loader_of(load_config, model_config):
     return load_config.load_format(load_config)
 
 
+def no_configuration():
+    raise ValueError("config namespace 'model' not published")
+
+
 BEHAVIORS = {
     "BaseModelLoader.__init__": init_base,
     "DefaultModelLoader.__init__": init,
@@ -87,6 +91,8 @@ BEHAVIORS = {
     "LoadConfig.__post_init__": post_init,
     "get_model_loader": loader_of,
     "maybe_add_mtp_safetensors": lambda hf_weights_files, hf_folder, index_file, hf_config: hf_weights_files,
+    "get_global_server_args": no_configuration,
+    "get_model": no_configuration,
     "model_parallel_is_initialized": lambda: False,
 }
 
@@ -155,6 +161,23 @@ def test_weights_come_from_a_url_and_those_of_a_draft_do_not(sglang, tmp_path, m
         assert_same(weights(made, model_config(tmp_path / "config")), expected)
         with pytest.raises(RuntimeError, match="Cannot find any model weights"):
             list(weights(made, model_config(tmp_path / "config", is_draft_model=True)))
+
+
+def test_a_draft_in_the_checkpoint_of_its_target_has_its_weights(sglang, tmp_path, monkeypatch):
+    """As with multi-token prediction: SGLang's configuration has the target's path."""
+    expected = save_model(tmp_path)
+    (tmp_path / "config").mkdir()
+    made = loader(sglang, weights=str(tmp_path))
+    current = types.SimpleNamespace(model_path=str(tmp_path / "config"))
+    monkeypatch.setattr(sys.modules[ADAPTER], "get_model", lambda: current)
+    draft = model_config(f"{tmp_path / 'config'}/", is_draft_model=True)
+    assert_same(weights(made, draft), expected)
+    made.load_config.draft_model_idx = 3
+    with pytest.raises(ValueError, match="a layer of a draft is read by SGLang itself"):
+        list(weights(made, draft))
+    made.load_config.draft_model_idx, current.model_path = None, str(tmp_path)
+    with pytest.raises(RuntimeError, match="Cannot find any model weights"):
+        list(weights(made, draft))
 
 
 def test_sources_have_prefixes_and_patterns(sglang, tmp_path):

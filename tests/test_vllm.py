@@ -3,6 +3,7 @@
 Stand-ins have the interfaces that `loader_interfaces` read in vLLM's wheels. They behave as below.
 """
 
+import dataclasses
 import glob
 import importlib
 import importlib.metadata
@@ -105,6 +106,7 @@ BEHAVIORS = {
     "DefaultModelLoader.download_model": lambda self, model_config: self._get_weights_iterator(
         source_of(self, model_config.model)
     ),
+    "get_current_vllm_config_or_none": lambda: None,
     "model_parallel_is_initialized": lambda: False,
     "should_skip_weight": lambda weight_name, local_expert_ids: (
         weight_name.startswith("layers.") and int(weight_name.split(".")[1]) not in local_expert_ids
@@ -185,6 +187,23 @@ def test_weights_come_from_a_url_and_those_of_a_draft_do_not(vllm, tmp_path, mon
         draft = loader.get_all_weights(model_config(tmp_path / "config", runner_type="draft"), model)
         with pytest.raises(RuntimeError, match="Cannot find any model weights"):
             list(draft)
+
+
+def test_a_draft_in_the_checkpoint_of_its_target_has_its_weights(vllm, tmp_path, monkeypatch):
+    """As with multi-token prediction: vLLM's configuration has the target's path."""
+    expected = save_model(tmp_path)
+    (tmp_path / "config").mkdir()
+    kind = importlib.import_module("vllm.config.speculative").SpeculativeConfig
+    assert "target_model_config" in {field.name for field in dataclasses.fields(kind)}
+    target = types.SimpleNamespace(target_model_config=model_config(tmp_path / "config"))
+    current = types.SimpleNamespace(speculative_config=target)
+    monkeypatch.setattr(vllm.adapter, "get_current_vllm_config_or_none", lambda: current)
+    loader = vllm.loader(weights=str(tmp_path))
+    draft = model_config(f"{tmp_path / 'config'}/", runner_type="draft")
+    assert_same(loader.get_all_weights(draft, model_of(expected)), expected)
+    target.target_model_config = model_config(tmp_path)
+    with pytest.raises(RuntimeError, match="Cannot find any model weights"):
+        list(loader.get_all_weights(draft, model_of(expected)))
 
 
 def test_sources_have_prefixes_and_patterns(vllm, tmp_path):

@@ -30,9 +30,19 @@ class Settings(NamedTuple):
     weights: str | None = None
     once: str | None = None
 
-    def folder_of(self, model: str) -> dict[str, str]:
-        """Return the folder of a model's weights by its name; empty if it is the model's own."""
-        return {} if self.weights is None else {model: self.weights}
+    def folder_of(self, model: str, target: str | None) -> dict[str, str]:
+        """Return the folder of a model's weights by its name; empty if it is the model's own.
+
+        A draft model has the settings of its target, but it has weights of its own, unless both
+        are in one checkpoint.
+
+        Args:
+            model: name or path.
+            target: the name or path of a draft's target; None: it is not known. A model that is no
+                draft is its own target.
+        """
+        is_of_target = target is not None and os.path.normpath(model) == os.path.normpath(target)
+        return {model: self.weights} if self.weights is not None and is_of_target else {}
 
 
 def settings_of(extra_config: Any) -> Settings:

@@ -25,6 +25,11 @@ from gdsdata.integrations.served_weights import (
     settings_of,
 )
 
+try:
+    from sglang.srt.runtime_context import get_model
+except ImportError:  # SGLang 0.5.13
+    from sglang.srt.server_args import get_global_server_args as get_model
+
 _OVERRIDDEN = ("_get_all_weights", "_get_weights_iterator", "_prepare_weights")
 
 
@@ -56,8 +61,8 @@ class GDSModelLoader(DefaultModelLoader):  # type: ignore[misc]  # SGLang declar
 
     def _get_all_weights(self, model_config: Any, model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         self._device = device_of(model)
-        # A draft model has the settings of its target, but not its weights.
-        self._elsewhere = {} if model_config.is_draft_model else self._settings.folder_of(model_config.model_path)
+        target = _target_of_drafts() if model_config.is_draft_model else model_config.model_path
+        self._elsewhere = self._settings.folder_of(model_config.model_path, target)
         return super()._get_all_weights(model_config, model)
 
     def _get_weights_iterator(self, source: Any, **others: Any) -> Iterator[tuple[str, torch.Tensor]]:
@@ -94,6 +99,13 @@ class GDSModelLoader(DefaultModelLoader):  # type: ignore[misc]  # SGLang declar
         if model_name_or_path in self._elsewhere:
             return self._elsewhere[model_name_or_path], [], True
         return super()._prepare_weights(model_name_or_path, *args, **kw)
+
+
+def _target_of_drafts() -> str | None:
+    try:
+        return get_model().model_path
+    except ValueError:  # SGLang has no configuration yet
+        return None
 
 
 def _tensor_parallel_group() -> object:

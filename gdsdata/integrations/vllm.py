@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from vllm.config import get_current_vllm_config_or_none
 from vllm.distributed import parallel_state
 from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
@@ -114,9 +115,9 @@ class GDSModelLoader(DefaultModelLoader):  # type: ignore[misc]  # vLLM is not t
         return super()._prepare_weights(model_name_or_path, *args, **kw)
 
     def _note_weights(self, model_config: Any) -> None:
-        # A draft model has the settings of its target, but not its weights.
         is_draft = getattr(model_config, "runner_type", "") == "draft"
-        self._elsewhere = {} if is_draft else self._settings.folder_of(model_config.model)
+        target = _target_of_drafts() if is_draft else model_config.model
+        self._elsewhere = self._settings.folder_of(model_config.model, target)
 
     def _is_local(self, name: str) -> bool:
         """Return whether this rank wants a tensor: with expert parallelism, it may be another's."""
@@ -126,6 +127,11 @@ class GDSModelLoader(DefaultModelLoader):  # type: ignore[misc]  # vLLM is not t
         from vllm.model_executor.model_loader.ep_weight_filter import should_skip_weight  # vLLM 0.14 has none
 
         return not should_skip_weight(name, its_experts)
+
+
+def _target_of_drafts() -> str | None:
+    speculative = getattr(get_current_vllm_config_or_none(), "speculative_config", None)
+    return getattr(getattr(speculative, "target_model_config", None), "model", None)
 
 
 def _tensor_parallel_group() -> object:
