@@ -17,8 +17,9 @@ from helpers import REPOSITORY
 from object_server import serving
 from test_served_weights import assert_same, save_model
 
+from gdsdata.doctor import frameworks
 from gdsdata.errors import CorruptData
-from gdsdata.integrations import sglang_plugin
+from gdsdata.integrations import sglang_plugin, versions
 
 VERSIONS = [version for version in json.loads(loader_interfaces.RECORD.read_text()) if version.startswith("sglang")]
 ADAPTER = "gdsdata.integrations.sglang"
@@ -108,6 +109,8 @@ def sglang(request, monkeypatch):
     modules = loader_interfaces.stand_ins(request.param, behaviors)
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
+    version = request.param.split()[1]
+    monkeypatch.setattr(versions, "installed", lambda: frameworks.installed(lambda name: version))
     monkeypatch.delitem(sys.modules, ADAPTER, raising=False)
     sglang_plugin.register()
     ((target, hook, hook_type),) = hooks
@@ -221,6 +224,12 @@ def test_a_damaged_shard_is_an_error(sglang, tmp_path):
 def test_other_settings_are_refused(sglang):
     with pytest.raises(ValueError, match="knows 'weights' and 'once'"):
         loader(sglang, num_threads=8)
+
+
+def test_a_newer_version_warns(sglang, monkeypatch):
+    monkeypatch.setattr(versions, "installed", lambda: frameworks.installed(lambda name: "0.6.0"))
+    with pytest.warns(RuntimeWarning, match=r"sglang was tested with version 0.5, and 0.6.0 is installed"):
+        loader(sglang)
 
 
 def test_the_entry_point_is_declared():

@@ -20,9 +20,11 @@ import pytest
 import torch
 from helpers import REPOSITORY
 from object_server import serving
-from test_served_weights import assert_same, save_model
+from test_served_weights import assert_same, safetensors, save_model
 
+from gdsdata.doctor import frameworks
 from gdsdata.errors import CorruptData
+from gdsdata.integrations import versions
 from gdsdata.integrations.served_weights import LOAD_FORMAT
 
 VERSIONS = [version for version in json.loads(loader_interfaces.RECORD.read_text()) if version.startswith("vllm")]
@@ -129,6 +131,8 @@ def vllm(request, monkeypatch):
             "register_model_loader": lambda load_format: lambda loader: loaders.setdefault(load_format, loader),
             "get_model_loader": lambda load_config: loaders[load_config.load_format](load_config),
         }
+        version = request.param.split()[1]
+        monkeypatch.setattr(versions, "installed", lambda: frameworks.installed(lambda name: version))
         for module in [one for one in sys.modules if one.partition(".")[0] == "vllm"]:
             monkeypatch.delitem(sys.modules, module)
         modules = loader_interfaces.stand_ins(request.param, behaviors)
@@ -292,6 +296,32 @@ def test_a_version_without_what_is_overridden_is_refused(vllm, monkeypatch):
     monkeypatch.setattr("gdsdata.integrations.overrides.version", lambda package: "9.9")
     with pytest.raises(RuntimeError, match=r"vllm 9.9 is not served: its GDSModelLoader has no _prepare_weights"):
         vllm.loader()
+
+
+def test_scales_that_vllm_decodes_are_decoded(vllm, tmp_path, monkeypatch):
+    """A vLLM later than 0.33 puts two tensors of a checkpoint together."""
+
+    def decoded(weights):
+        for name, tensor in weights:
+            if not name.endswith(".nvfp4_csf_exceptions"):
+                yield name.removesuffix(".nvfp4_csf_fixed"), tensor
+
+    module = types.ModuleType("vllm.model_executor.model_loader.csf_scales")
+    module.decode_csf_scale_streams = decoded
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.delitem(sys.modules, ADAPTER)
+    streams = {f"a.scale.nvfp4_csf_{part}": torch.arange(number) for number, part in ((3, "fixed"), (2, "exceptions"))}
+    safetensors.save_file(streams, tmp_path / "model.safetensors")
+    loader = importlib.import_module(ADAPTER).GDSModelLoader(load_config({}))
+    found = loader._get_weights_iterator(source_of(loader, str(tmp_path), prefix="second."))
+    assert_same(found, {"second.a.scale": torch.arange(3)})
+
+
+def test_a_newer_version_warns(vllm, monkeypatch):
+    monkeypatch.setattr(versions, "installed", lambda: frameworks.installed(lambda name: "0.34.0"))
+    monkeypatch.delitem(sys.modules, ADAPTER)
+    with pytest.warns(RuntimeWarning, match=r"vllm was tested with version 0.14 to 0.33, and 0.34.0 is installed"):
+        importlib.import_module(ADAPTER)
 
 
 def test_what_the_adapter_overrides_is_there(vllm):

@@ -10,10 +10,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from sglang.srt.configs.load_config import LoadFormat
-from sglang.srt.distributed import parallel_state
-from sglang.srt.model_loader.loader import DefaultModelLoader
-from sglang.srt.model_loader.weight_utils import maybe_add_mtp_safetensors
 
 from gdsdata.checkpoint.safetensors.weights import INDEX_NAME
 from gdsdata.integrations.overrides import check_overrides
@@ -24,11 +20,18 @@ from gdsdata.integrations.served_weights import (
     served_weights,
     settings_of,
 )
+from gdsdata.integrations.versions import importing
 
-try:
-    from sglang.srt.runtime_context import get_model
-except ImportError:  # SGLang 0.5.13
-    from sglang.srt.server_args import get_global_server_args as get_model
+with importing("sglang"):
+    from sglang.srt.configs.load_config import LoadFormat
+    from sglang.srt.distributed import parallel_state
+    from sglang.srt.model_loader.loader import DefaultModelLoader
+    from sglang.srt.model_loader.weight_utils import maybe_add_mtp_safetensors
+
+    try:
+        from sglang.srt.runtime_context import get_model
+    except ImportError:  # SGLang 0.5.13
+        from sglang.srt.server_args import get_global_server_args as get_model
 
 _OVERRIDDEN = ("_get_all_weights", "_get_weights_iterator", "_prepare_weights")
 

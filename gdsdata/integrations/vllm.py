@@ -13,10 +13,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from vllm.config import get_current_vllm_config_or_none
-from vllm.distributed import parallel_state
-from vllm.model_executor.model_loader import register_model_loader
-from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
 from gdsdata.integrations.overrides import check_overrides
 from gdsdata.integrations.served_weights import (
@@ -27,6 +23,18 @@ from gdsdata.integrations.served_weights import (
     served_weights,
     settings_of,
 )
+from gdsdata.integrations.versions import importing
+
+with importing("vllm"):
+    from vllm.config import get_current_vllm_config_or_none
+    from vllm.distributed import parallel_state
+    from vllm.model_executor.model_loader import register_model_loader
+    from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+
+    try:
+        from vllm.model_executor.model_loader.csf_scales import decode_csf_scale_streams
+    except ModuleNotFoundError:  # vLLM 0.33 has none
+        decode_csf_scale_streams = iter
 
 _OVERRIDDEN = ("get_all_weights", "_get_weights_iterator", "_prepare_weights")
 
@@ -106,7 +114,7 @@ class GDSModelLoader(DefaultModelLoader):  # type: ignore[misc]  # vLLM is not t
             is_unused=getattr(source, "is_unused_weight", None),
             patterns=source.allow_patterns_overrides,
         )
-        return ((source.prefix + name, tensor) for name, tensor in weights)
+        return ((source.prefix + name, tensor) for name, tensor in decode_csf_scale_streams(weights))
 
     def _prepare_weights(self, model_name_or_path: str, *args: Any, **kw: Any) -> tuple[Any, ...]:
         """Return a folder, and its files; none of them if `find_weights` is to find them there."""
