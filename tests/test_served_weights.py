@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import threading
-import weakref
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,10 @@ from helpers import MIB, drop_cache
 from object_server import serving
 from test_dcp import on_ranks
 from test_read_once import error_of
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from gdsdata import EngineOptions
+from gdsdata.checkpoint import tensor_reader
 from gdsdata.checkpoint.safetensors.weights import INDEX_NAME, find_weights, iterate_weights, open_weights
 from gdsdata.checkpoint.tensor_reader import TensorReader
 from gdsdata.errors import CorruptData
@@ -78,11 +79,25 @@ def test_shards_come_by_number_without_an_index_too(folder):
     assert_same(iterate_weights(opened(folder), CPU), expected)
 
 
-def test_tensors_that_are_not_wanted_are_not_read(folder):
-    expected = save_model(folder)
+def bytes_asked_for(monkeypatch):
+    """Return a list of the sizes of all reads, which grows."""
+    sizes, read = [], TensorReader._read
+
+    def noted(reader, shared, before, extents):
+        sizes.extend(extents.sizes_bytes)
+        return read(reader, shared, before, extents)
+
+    monkeypatch.setattr(TensorReader, "_read", noted)
+    return sizes
+
+
+def test_tensors_that_are_not_wanted_are_not_read(folder, monkeypatch):
+    expected, sizes = save_model(folder), bytes_asked_for(monkeypatch)
     found = iterate_weights(opened(folder), CPU, batch_bytes=300_000, wants=lambda name: "layers.1" in name)
     assert_same(found, {name: tensor for name, tensor in expected.items() if "layers.1" in name})
-    assert list(iterate_weights(opened(folder), CPU, wants=lambda name: False)) == []
+    assert sum(sizes) == sum(tensor.nbytes for name, tensor in expected.items() if "layers.1" in name)
+    sizes.clear()
+    assert list(iterate_weights(opened(folder), CPU, wants=lambda name: False)) == [] and not sizes
 
 
 def test_a_name_in_two_files_comes_twice(folder):
@@ -102,16 +117,16 @@ def test_tensors_that_the_caller_holds_keep_their_values(folder):
 
 
 def live_bytes(monkeypatch):
-    """Return a function that counts the bytes of tensors that somebody still holds."""
-    made, make = [], TensorReader.tensors
+    """Return a function that counts the bytes of memory that somebody still holds."""
+    made, make = [], tensor_reader.new_storage
 
-    def noted(reader, wanted, device):
-        tensors = make(reader, wanted, device)
-        made.extend(map(weakref.ref, tensors.values()))
-        return tensors
+    def noted(size_bytes, device):
+        storage = make(size_bytes, device)
+        made.append((StorageWeakRef(storage), size_bytes))
+        return storage
 
-    monkeypatch.setattr(TensorReader, "tensors", noted)
-    return lambda: sum(one().nbytes for one in made if one() is not None)
+    monkeypatch.setattr(tensor_reader, "new_storage", noted)
+    return lambda: sum(size_bytes for storage, size_bytes in made if not storage.expired())
 
 
 def test_at_most_three_batches_are_in_memory(folder, monkeypatch):

@@ -221,6 +221,22 @@ def test_a_damaged_shard_is_an_error(sglang, tmp_path):
         list(weights(loader(sglang), model_config(tmp_path)))
 
 
+@pytest.mark.parametrize("extra", [{}, {"once": "rank"}])
+@pytest.mark.parametrize("is_initialized", [True, False])
+def test_the_tensor_parallel_group_reads_together(sglang, tmp_path, monkeypatch, extra, is_initialized):
+    save_model(tmp_path)
+    made = loader(sglang, **extra)
+    weights_of = weights(made, model_config(tmp_path))
+    adapter, calls, group = sys.modules[ADAPTER], [], object()
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(adapter.parallel_state, "model_parallel_is_initialized", lambda: is_initialized)
+    monkeypatch.setattr(adapter.parallel_state, "get_tp_group", lambda: types.SimpleNamespace(device_group=group))
+    monkeypatch.setattr(adapter, "served_weights", lambda *args, **kw: calls.append(kw) or iter(()))
+    assert list(weights_of) == []
+    (call,) = calls
+    assert call["group"] is (group if is_initialized else None) and call["once"] == extra.get("once")
+
+
 def test_other_settings_are_refused(sglang):
     with pytest.raises(ValueError, match="knows 'weights' and 'once'"):
         loader(sglang, num_threads=8)

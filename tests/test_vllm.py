@@ -20,7 +20,7 @@ import pytest
 import torch
 from helpers import REPOSITORY
 from object_server import serving
-from test_served_weights import assert_same, safetensors, save_model
+from test_served_weights import assert_same, bytes_asked_for, safetensors, save_model
 
 from gdsdata.doctor import frameworks
 from gdsdata.errors import CorruptData
@@ -255,14 +255,15 @@ def test_torchao_with_weights_elsewhere_is_refused(vllm, tmp_path):
         list(loader.get_all_weights(model_config(tmp_path), model_of({})))
 
 
-def test_experts_of_other_ranks_are_not_read(vllm, tmp_path):
+def test_experts_of_other_ranks_are_not_read(vllm, tmp_path, monkeypatch):
     if "0.14" in vllm.name or vllm.name == "installed":
         pytest.skip("there is no such filter, or its names are vLLM's")
     expected = save_model(tmp_path)
     loader = vllm.loader()
-    loader.local_expert_ids = {1, 2}
+    loader.local_expert_ids, sizes = {1, 2}, bytes_asked_for(monkeypatch)
     names = [name for name, _ in loader.get_all_weights(model_config(tmp_path), model_of(expected))]
     assert names == [name for name in expected if not name.startswith("layers.") or name[7] in "12"]
+    assert sum(sizes) == sum(expected[name].nbytes for name in names)
 
 
 @pytest.mark.parametrize("damage", ["shard", "name", "cut", "parameter"])
@@ -282,6 +283,22 @@ def test_what_is_missing_or_damaged_is_an_error(vllm, tmp_path, damage):
         expected = {**expected, "of no file": torch.zeros(3)}
     with pytest.raises(kinds[damage], match="model-2-of-12" if damage != "parameter" else "not initialized"):
         loading(vllm, tmp_path, model_of(expected))
+
+
+@pytest.mark.parametrize("extra", [{}, {"once": "rank"}])
+@pytest.mark.parametrize("is_initialized", [True, False])
+def test_the_tensor_parallel_group_reads_together(vllm, tmp_path, monkeypatch, extra, is_initialized):
+    save_model(tmp_path)
+    loader = vllm.loader(**extra)
+    weights = loader.get_all_weights(model_config(tmp_path), model_of({}))
+    adapter, calls, group = vllm.adapter, [], object()
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(adapter.parallel_state, "model_parallel_is_initialized", lambda: is_initialized)
+    monkeypatch.setattr(adapter.parallel_state, "get_tp_group", lambda: types.SimpleNamespace(device_group=group))
+    monkeypatch.setattr(adapter, "served_weights", lambda *args, **kw: calls.append(kw) or iter(()))
+    assert list(weights) == []
+    (call,) = calls
+    assert call["group"] is (group if is_initialized else None) and call["once"] == extra.get("once")
 
 
 def test_other_settings_are_refused(vllm):
