@@ -7,11 +7,12 @@ import gzip
 import json
 import math
 import random
+import tracemalloc
 
 import pytest
 from helpers import grouped
 from shard_files import edit_json, set_at
-from tables import damaged, rows_in
+from tables import damaged, pa, rows_in
 from test_mds import write_mds
 
 import gdsdata
@@ -19,7 +20,6 @@ from gdsdata.errors import CorruptData
 from gdsdata.formats import Mds
 from gdsdata.formats.tables import TableIndex
 
-pytest.importorskip("pyarrow")
 pytestmark = pytest.mark.filterwarnings("ignore:gdsdata")
 
 JSON = [
@@ -174,6 +174,60 @@ def test_nulls_and_nests_are_told(tmp_path, content):
     edit_json(tmp_path / "index.json", set_at(["shards", 0, "raw_data", "bytes"], len(content)))
     with pytest.raises(CorruptData, match="column 'n' has null|nested too deeply"):
         read(path)
+
+
+def write_one(folder, content: bytes, samples: int, **said) -> str:
+    """Write a data set of one shard of text, and return its index.json."""
+    raw = {"basename": "shard", "bytes": len(content)}
+    record = {"version": 2, "newline": "\n", "samples": samples, "raw_data": raw, "zip_data": None, **said}
+    (folder / "shard").write_bytes(content)
+    (folder / "index.json").write_text(json.dumps({"version": 2, "shards": [record]}))
+    return str(folder / "index.json")
+
+
+TWO_INTEGERS = {"format": "csv", "column_names": ["a", "b"], "column_encodings": ["int", "int"]}
+ONE_INTEGER = {"format": "json", "columns": {"x": "int"}}
+
+
+@pytest.mark.parametrize(
+    "said, begin, line, times",
+    [
+        (TWO_INTEGERS, b"a,b\n", b"12,345\n", 10**5),
+        (ONE_INTEGER, b"", b'{"x": 1}\n', 10**5),
+        (ONE_INTEGER, b"", b'{"x": 1, "y": [%s{}]}\n' % (b"{}," * 10**5), 1),
+        (ONE_INTEGER, b"", b'{"x": 1, "y": [%s0]}\n' % (b"%s%s," % (b"[" * 100, b"]" * 100) * 1000), 1),
+        ({"format": "json", "columns": {"x": "str"}}, b"", '{"x": "😀%s"}\n'.encode() % (b"a" * 10**6), 1),
+    ],
+)
+def test_decoding_takes_no_more_memory_than_is_stated(tmp_path, said, begin, line, times):
+    content = begin + line * times
+    index = Mds().index([write_one(tmp_path, content, times, **said)])
+    before, pool = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
+    pa.set_memory_pool(pool)
+    tracemalloc.start()
+    try:
+        assert len(index.decode(0, [memoryview(content)])[0]) == times
+        peak_bytes = tracemalloc.get_traced_memory()[1] + pool.max_memory()
+    finally:
+        tracemalloc.stop()
+        pa.set_memory_pool(before)
+    assert peak_bytes <= index.decoded_bytes[0] <= 60 * len(content)
+    if times > 1:
+        assert index.decoded_bytes[0] < 11 * len(content)
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n", "\n\n"])
+@pytest.mark.parametrize("step_bytes", [1, 2, 3, 5, 16])
+def test_lines_are_the_same_in_steps_of_any_size(tmp_path, monkeypatch, newline, step_bytes):
+    monkeypatch.setattr("gdsdata.formats.mds_text._STEP_BYTES", step_bytes)
+    lines = ["s,n", "é😀,1", "\r,2", ",-3", "a long line,4", *(["\n,5"] if newline != "\n" else [])]
+    content = "".join(line + newline for line in lines).encode()
+    names = {"column_names": ["s", "n"], "column_encodings": ["str", "int"]}
+    rows = [line.split(",") for line in content.decode().split(newline)[1:-1]]
+    path = write_one(tmp_path, content, len(rows), format="csv", newline=newline, **names)
+    texts, numbers = Mds().index([path]).decode(0, [memoryview(content)])
+    assert [text.decode() for text in texts.to_pylist()] == [row[0] for row in rows]
+    assert numbers.tolist() == [int(row[1]) for row in rows]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -63,7 +63,8 @@ class Mds:
 
     Shards of JSON, CSV, TSV and XSV have columns of the encodings "int" (int64), "float" (float64)
     and "str" (UTF-8). They are read and decoded as a whole, as Parquet's row groups are
-    (`gdsdata.RowGroups`).
+    (`gdsdata.RowGroups`). A line takes up to 48 times its bytes while it is decoded, so samples of
+    many MB belong in shards of MDS.
 
     Args:
         allow_pickle: give the bytes of columns that are pickles ("pkl"), too. Nothing here

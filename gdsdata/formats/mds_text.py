@@ -1,7 +1,8 @@
 """MosaicML Streaming's shards of text: a line of JSON a sample, or values between separators.
 
-A shard is decoded as a whole, as Parquet's row groups are. The ``.meta`` file beside it, with the
-samples' offsets, is not read: index.json has the number of samples, and what ends a line.
+A shard is read as a whole, as Parquet's row groups are, and its lines are decoded in steps. The
+``.meta`` file beside it, with the samples' offsets, is not read: index.json has the number of
+samples, and what ends a line.
 
 Source of the format: https://github.com/mosaicml/streaming, ``streaming/base/format/json`` and
 ``xsv`` (version 2).
@@ -9,9 +10,10 @@ Source of the format: https://github.com/mosaicml/streaming, ``streaming/base/fo
 
 from __future__ import annotations
 
+import codecs
 import json
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -29,8 +31,11 @@ if TYPE_CHECKING:
 FORMATS = ("json", "csv", "tsv", "xsv")
 _SEPARATORS = {"csv": ",", "tsv": "\t"}
 _DTYPES = {"int": np.dtype("<i8"), "float": np.dtype("<f8"), "str": None}
-# Python's objects of the values take about so many times the text.
-_DECODED_TIMES = 8
+# A text is decoded in steps of so many bytes: Python's objects are those of a step alone.
+_STEP_BYTES = 2**16
+# They take at most about so many times the step: 34 of a CSV with two integers, 45 of lists within
+# lists (measured with Python 3.11). A line that is longer than a step is a step by itself.
+_OBJECTS_TIMES = 48
 _LARGEST_BYTES = 2**32
 
 
@@ -50,33 +55,47 @@ class TextFile(NamedTuple):
     def decoded(
         self, number: int, begins: Sequence[int], stored: Sequence[memoryview], size_bytes: int
     ) -> pyarrow.Table:
-        *lines, last = str(stored[0], "utf-8").split(self.newline)
-        if last:
-            raise ValueError(f"its last line does not end with {self.newline!r}")
+        names = [column.field.name for column in self.columns]
+        chunks: list[list[pyarrow.Array]] = [[] for _ in names]
+        needs_names = bool(self.separator)
+        for lines in _lines_in_steps(stored[0], self.newline):
+            if needs_names and lines.pop(0).split(self.separator) != names:
+                break
+            needs_names = False
+            values = self._of_lines(lines) if self.separator else self._of_json(lines)
+            for i, column in enumerate(self.columns):
+                chunks[i].append(_array(values[i], column.field))
+        if needs_names:
+            raise ValueError(f"its first line has not the columns {names}")
         arrow = arrow_module()
-        values = self._of_json(lines) if not self.separator else self._of_lines(lines)
-        arrays = {column.field.name: _array(values[i], column.field) for i, column in enumerate(self.columns)}
-        return arrow.table(arrays)
+        kinds = [_kind(column.field) for column in self.columns]
+        return arrow.table(list(map(arrow.chunked_array, chunks, kinds)), names=names)
 
     def _of_json(self, lines: list[str]) -> list[list[Any]]:
         """Return the values of each column. Numbers are numbers."""
+        values: list[list[Any]] = [[] for _ in self.columns]
+        places = [(column.field.name, values[i].append) for i, column in enumerate(self.columns)]
         try:
-            samples = list(map(json.loads, lines))
-            return [[sample[column.field.name] for sample in samples] for column in self.columns]
+            for line in lines:
+                sample = json.loads(line)
+                for name, append in places:
+                    append(sample[name])
         except KeyError as error:
             raise ValueError(f"a line has no {error}") from error
         except RecursionError as error:
             raise ValueError("a line is nested too deeply") from error
+        return values
 
     def _of_lines(self, lines: list[str]) -> list[list[str]]:
-        """Return the texts of each column's values. The first line has the names."""
-        rows = [line.split(self.separator) for line in lines]
-        names = [column.field.name for column in self.columns]
-        if not rows or rows[0] != names:
-            raise ValueError(f"its first line has not the columns {names}")
-        if any(len(row) != len(names) for row in rows):
-            raise ValueError(f"a line has not {len(names)} values")
-        return [[row[i] for row in rows[1:]] for i in range(len(names))]
+        """Return the texts of each column's values."""
+        count = len(self.columns)
+        texts: list[str] = []
+        for line in lines:
+            row = line.split(self.separator)
+            if len(row) != count:
+                raise ValueError(f"a line has not {count} values")
+            texts += row
+        return [texts[i::count] for i in range(count)]
 
     @property
     def least_bytes(self) -> int:
@@ -84,10 +103,32 @@ class TextFile(NamedTuple):
         return len(self.separator) * (len(self.columns) - 1) + len(self.newline)
 
 
+def _lines_in_steps(stored: memoryview, newline: str) -> Iterator[list[str]]:
+    """Yield the lines of a text, those of about `_STEP_BYTES` at a time.
+
+    Raises:
+        ValueError: it is not UTF-8, or its last line has no end.
+    """
+    decode = codecs.getincrementaldecoder("utf-8")().decode
+    begin, rest = 0, ""
+    while begin < len(stored):
+        end = begin + max(_STEP_BYTES, len(rest))  # a long line is searched few times
+        *lines, rest = (rest + decode(stored[begin:end], end >= len(stored))).split(newline)
+        begin = end
+        if lines:
+            yield lines
+    if rest:
+        raise ValueError(f"its last line does not end with {newline!r}")
+
+
+def _kind(field: Field) -> pyarrow.DataType:
+    arrow = arrow_module()
+    return arrow.large_string() if field.dtype is None else arrow.from_numpy_dtype(field.dtype)
+
+
 def _array(values: list[Any], field: Field) -> pyarrow.Array:
     """Return values, numbers or their texts, as an array without nulls."""
-    arrow = arrow_module()
-    kind = arrow.large_string() if field.dtype is None else arrow.from_numpy_dtype(field.dtype)
+    arrow, kind = arrow_module(), _kind(field)
     is_text = not values or isinstance(values[0], str)
     array = arrow.array(values, arrow.large_string()).cast(kind) if is_text else arrow.array(values, kind)
     if array.null_count:
@@ -147,7 +188,9 @@ def index_text(shards: Sequence[Shard], files: Sequence[TextFile]) -> TableIndex
     size_bytes, mtime_ns = stat_shards(shards, lambda shard: shard.samples * least_bytes)
     for shard, file, size, mtime in zip(shards, files, size_bytes.tolist(), mtime_ns.tolist(), strict=True):
         a_row = sum(value_bytes(column.field) + 8 for column in file.columns)
-        decoded_bytes = shard.samples * a_row + _DECODED_TIMES * size
+        # A shard's longest line is not known; this takes it to be as long as the others.
+        step_bytes = min(size, max(_STEP_BYTES, size // max(1, shard.samples)))
+        decoded_bytes = shard.samples * a_row + size + _OBJECTS_TIMES * step_bytes
         if decoded_bytes > _LARGEST_BYTES:
             raise ValueError(
                 f"{shard.path}: its {shard.samples} samples may take {decoded_bytes} bytes when decoded, and the most "
