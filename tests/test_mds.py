@@ -277,6 +277,13 @@ class TestIndexJson:
         index = Mds().index(paths)
         assert read_column(index, "text") == [b"text" * i for i in (0, 1, 0, 1, 0, 1, 2, 0, 1, 2)]
 
+    def test_columns_of_shards_that_are_left_out_do_not_count(self, tmp_path):
+        path = write_mds(tmp_path, {"a": "int"}, [8], [[[bytes(8)]], [[bytes(8)]], [[bytes(8)]]])
+        edit_json(tmp_path / "index.json", set_at(["shards", 0, "column_names"], ["b"]))
+        edit_json(tmp_path / "index.json", set_at(["shards", 1, "column_encodings"], ["strange"]))
+        index = Mds(without=tuple(str(tmp_path / f"shard.0000{i}.mds") for i in (0, 1))).index([path])
+        assert index.field_names == ("a",) and len(index) == 1
+
     def test_without_an_index_json_says_what_to_pass(self, tmp_path):
         write_plain(tmp_path)
         with pytest.raises(

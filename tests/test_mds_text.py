@@ -7,6 +7,7 @@ import gzip
 import json
 import math
 import random
+import struct
 import tracemalloc
 
 import pytest
@@ -140,6 +141,22 @@ def test_text_and_mds_in_one_list_are_refused(tmp_path):
         Mds().index([path])
 
 
+@pytest.mark.parametrize("name", ["shard.00000.json", "shard.00001.mds"])
+def test_shards_that_are_left_out_are_not_judged(tmp_path, name):
+    path = write(tmp_path, "json")
+    mds = {"format": "mds", "column_names": ["n"], "column_encodings": ["int"], "column_sizes": [8]}
+
+    def change(content):
+        content["shards"][1].update(mds, samples=0, raw_data={"basename": "shard.00001.mds", "bytes": 8})
+        left_out = content["shards"][int(name[10])]
+        left_out.update({"columns": {"n": "strange"}, "column_encodings": ["strange"]})
+
+    edit_json(tmp_path / "index.json", change)
+    (tmp_path / "shard.00001.mds").write_bytes(struct.pack("<2I", 0, 8))
+    index = Mds(without=(str(tmp_path / name),)).index([path])
+    assert index.field_names == (("n",) if name.endswith("json") else ("n", "text", "x"))
+
+
 @pytest.mark.parametrize(
     "kind, old, new, said",
     [
@@ -202,6 +219,7 @@ ONE_INTEGER = {"format": "json", "columns": {"x": "int"}}
 def test_decoding_takes_no_more_memory_than_is_stated(tmp_path, said, begin, line, times):
     content = begin + line * times
     index = Mds().index([write_one(tmp_path, content, times, **said)])
+    index.decode(0, [memoryview(content)])  # whatever is imported late is imported now
     before, pool = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
     pa.set_memory_pool(pool)
     tracemalloc.start()

@@ -107,9 +107,10 @@ class Mds:
         for path in index_paths:
             for record in _records(path):
                 shard = _shard(record, path)
-                is_wanted = not shard.is_one_of(self.without)
+                if shard.is_one_of(self.without):
+                    continue
                 if record["format"] in mds_text.FORMATS:
-                    texts += [text_file(record, path)] * is_wanted
+                    texts.append(text_file(record, path))
                 elif not columns:
                     first, columns = _declared(record, path), self._columns(_declared(record, path), path)
                 elif (declared := _declared(record, path)) != first:
@@ -117,7 +118,7 @@ class Mds:
                         f"{found[0].path} has the columns {first}, and {shard.path} {declared}: read them as separate "
                         f"datasets"
                     )
-                found += [shard] * is_wanted
+                found.append(shard)
         if texts and (columns or len(texts) < len(found)):
             raise ValueError(f"{', '.join(index_paths)}: some shards are text, and others MDS: read them separately")
         refuse_no_shards(found, index_paths)
