@@ -51,6 +51,12 @@ def test_samples_before_the_rows_are_not_looked_at(tmp_path):
     assert read_all(tmp_path) == rows_of(two_tables()[0])
 
 
+def test_windows_of_rows_are_refused(tmp_path):
+    path = write_rows(tmp_path, two_tables())
+    with pytest.raises(ValueError, match="its samples are whole: leave window_tokens out"):
+        LitData(window_tokens=4).index([path])
+
+
 def test_lists_and_dicts_are_what_arrow_makes_of_them(tmp_path):
     rows = [{"ids": [1, 2], "meta": {"a": "x"}, "chat": [{"role": "u"}]}, {"ids": [], "meta": {"a": ""}, "chat": []}]
     write_rows(tmp_path, [pa.Table.from_pylist(rows)])

@@ -159,16 +159,17 @@ class LitData:
                 if samples["item_loader"] == "TokensLoader":
                     tokens.append(count_member(record, "dim", path))
         refuse_no_shards(found, index_paths)
-        if samples["item_loader"] != "TokensLoader" and _has_rows(found[0]):
+        has_tokens = samples["item_loader"] == "TokensLoader"
+        if self.window_tokens is not None and not has_tokens:
+            raise ValueError(f"{path} was written for PyTreeLoader, so its samples are whole: leave window_tokens out")
+        if not has_tokens and _has_rows(found[0]):
             return self._index_rows(found)
         if self.fill_null is not None:
             raise ValueError(f"{path}: its shards have no rows of Arrow: leave fill_null out")
         columns = self._columns(samples, path)
         found = unpacked(found, self.unpacked, "litdata")
-        if samples["item_loader"] == "TokensLoader":
+        if has_tokens:
             return self._index_tokens(found, tokens, columns, path)
-        if self.window_tokens is not None:
-            raise ValueError(f"{path} was written for PyTreeLoader, so its samples are whole: leave window_tokens out")
         return index_shards(found, columns)
 
     def _index_rows(self, found: list[Shard]) -> FieldIndex | TableIndex:
