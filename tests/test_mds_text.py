@@ -10,6 +10,7 @@ import random
 import struct
 import tracemalloc
 
+import numpy as np
 import pytest
 from helpers import grouped
 from shard_files import edit_json, set_at
@@ -182,6 +183,20 @@ def test_damaged_lines_are_told_with_their_shard(tmp_path, kind, old, new, said)
     with pytest.raises(CorruptData, match=said) as caught:
         read(path)
     assert caught.value.path == str(shard)
+
+
+def test_bools_in_a_column_of_integers_are_0_and_1(tmp_path):
+    content = b'{"x": true}\n{"x": 7}\n{"x": false}\n'
+    index = Mds().index([write_one(tmp_path, content, 3, **ONE_INTEGER)])
+    (values,) = index.decode(0, [memoryview(content)])
+    assert values.dtype == np.dtype("<i8") and values.tolist() == [1, 7, 0]
+
+
+def test_bools_in_a_column_of_texts_are_damage(tmp_path):
+    content = b'{"x": true}\n'
+    index = Mds().index([write_one(tmp_path, content, 1, format="json", columns={"x": "str"})])
+    with pytest.raises(CorruptData, match="bool"):
+        index.decode(0, [memoryview(content)])
 
 
 @pytest.mark.parametrize("content", [b'{"n": null, "text": "", "x": 1.0}\n', b"[" * 10**5 + b"\n"])

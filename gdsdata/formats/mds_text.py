@@ -129,6 +129,8 @@ def _kind(field: Field) -> pyarrow.DataType:
 def _array(values: list[Any], field: Field) -> pyarrow.Array:
     """Return values, numbers or their texts, as an array without nulls."""
     arrow, kind = arrow_module(), _kind(field)
+    if kind == arrow.int64() and bool in set(map(type, values)):  # JSONWriter takes them for integers
+        values = [int(value) if isinstance(value, bool) else value for value in values]
     is_text = not values or isinstance(values[0], str)
     array = arrow.array(values, arrow.large_string()).cast(kind) if is_text else arrow.array(values, kind)
     if array.null_count:
