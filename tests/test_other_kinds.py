@@ -6,14 +6,17 @@ import io
 import json
 import lzma
 import pickle
+import tarfile
 import zipfile
 
 import numpy as np
 import pytest
 import torch
 from tables import pa
+from test_tfrecord import record
 
 import gdsdata
+from gdsdata.errors import CorruptData
 
 feather = pytest.importorskip("pyarrow.feather")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -110,6 +113,48 @@ def test_other_files_before_the_data_name_the_glob_that_leaves_them_out(tmp_path
         f"{name} is no data, and x.npy beside it is npy: name the files that are, as in '{tmp_path}/*.npy'"
         in refusal(tmp_path)
     )
+
+
+def test_data_without_an_ending_are_named_themselves(tmp_path):
+    pq.write_table(pa.table({"x": [1]}), tmp_path / "part-0")
+    (tmp_path / "a.json").write_bytes(b"{}")
+    assert f"part-0 beside it is Parquet: name the files that are, as in '{tmp_path}/part-0'" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("head", [b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"\x1f\x8b", b"BZh", b"ID3"])
+@pytest.mark.parametrize("name", ["tokens.bin", "tokens"])
+def test_bare_tokens_that_begin_as_another_kind_are_bare_tokens(tmp_path, name, head):
+    (tmp_path / name).write_bytes(head + bytes(range(1, 200)))
+    assert "does not tell its format" in refusal(tmp_path) and "format=Tokens" in refusal(tmp_path)
+
+
+def write_tar(folder):
+    with tarfile.open(folder / "a.tar", "w") as tar:
+        for name in ("a.txt", "b.txt"):
+            tar.addfile(tarfile.TarInfo(name))
+
+
+def write_tfrecord(folder):
+    (folder / "a.tfrecord").write_bytes(record(b"x") + record(b"y"))
+
+
+def write_npy(folder):
+    np.save(folder / "a.npy", np.arange(2))
+
+
+def write_parquet(folder):
+    pq.write_table(pa.table({"x": [1, 2]}), folder / "a.parquet")
+
+
+@pytest.mark.parametrize("name", ["README.md", "_SUCCESS", "dataset_info.json"])
+@pytest.mark.parametrize("write", [write_tar, write_tfrecord, write_npy, write_parquet])
+def test_files_that_stand_beside_data_are_passed_over(tmp_path, write, name):
+    write(tmp_path)
+    (tmp_path / name).write_bytes(b"")
+    for source in (tmp_path, f"{tmp_path}/*"):
+        assert len(gdsdata.GDSDataset(source, 1, device="cpu")) == (1 if write is write_npy else 2)
+    with pytest.raises((ValueError, CorruptData), match=name):
+        gdsdata.GDSDataset(tmp_path / name, 1, device="cpu")
 
 
 def test_bytes_of_no_known_kind_are_refused_as_before(tmp_path):

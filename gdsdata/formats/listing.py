@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from gdsdata.errors import IoError
+from gdsdata.formats.parsers import magics
 from gdsdata.storage.urls import have_urls, is_remote
 
 Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -48,6 +49,7 @@ def listing_of(source: Source) -> Listing:
             crosses directories; or a sequence of these. Each may be a URL. A prefix that ends in a
             slash is a directory of objects. Braces mean several names, as in
             ``train-{0000..0146}.tar`` or ``{train,val}/*.tar``.
+            Directories and globs leave out files that stand beside data, as README.md.
 
     Raises:
         FileNotFoundError: one of them means no file.
@@ -68,8 +70,16 @@ def listing_of(source: Source) -> Listing:
             from gdsdata.formats.other_kinds import no_files_in  # late: this is for an error
 
             raise FileNotFoundError(f"{one} {no_files_in(one)}")
-        found.update(files)
+        found.update(files if len(files) == 1 else _without_beside(files))
     return Listing(sorted(found), list(expansion.folders.values()))
+
+
+def _without_beside(files: list[str]) -> list[str]:
+    """Leave out files that stand beside data, unless there are no others."""
+    joined = "\0".join(files)  # one search in all names is faster
+    if not any(name in joined for name in magics.BESIDE_TABLES):
+        return files
+    return [path for path in files if not magics.is_beside_tables(path)] or files
 
 
 def _files_of_urls(sources: list[str]) -> dict[str, list[str]]:

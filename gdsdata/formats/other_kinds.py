@@ -11,7 +11,7 @@ class Kind(NamedTuple):
 
     Attributes:
         title: its name.
-        magics: what its files begin with.
+        magics: what its files begin with: more than two bytes, which bare tokens may begin with.
         endings: of their names.
         remedy: what to do, a clause; ``{path}`` is the file's path.
     """
@@ -31,9 +31,11 @@ _SHARDS = "pack the files into tar shards, a sample's files side by side"
 # The first whose magic or ending fits is taken.
 KINDS = (
     Kind("HDF5", (b"\x89HDF\r\n\x1a\n",), (".h5", ".hdf5"), f"{_ARRAYS} (numpy.save, from h5py.File({{path!r}}))"),
-    Kind("gzip", (b"\x1f\x8b",), (".gz",), f"{_UNPACK} (gunzip -k {{path}})"),
+    Kind("gzip", (b"\x1f\x8b\x08",), (".gz",), f"{_UNPACK} (gunzip -k {{path}})"),
     Kind("zstd", (b"\x28\xb5\x2f\xfd",), (".zst",), f"{_UNPACK} (zstd -d {{path}})"),
-    Kind("bzip2", (b"BZh",), (".bz2",), f"{_UNPACK} (bunzip2 -k {{path}})"),
+    Kind(
+        "bzip2", tuple(b"BZh%d1AY&SY" % level for level in range(1, 10)), (".bz2",), f"{_UNPACK} (bunzip2 -k {{path}})"
+    ),
     Kind("xz", (b"\xfd7zXZ\0",), (".xz",), f"{_UNPACK} (unxz -k {{path}})"),
     Kind(
         "a file of torch.save",
@@ -42,7 +44,7 @@ KINDS = (
         "it is a checkpoint and has no samples: read it with gdsdata.load, or save its tensors as safetensors",
     ),
     Kind("a zip archive", (b"PK\x03\x04",), (".zip",), f"{_UNPACK} (unzip {{path}})"),
-    Kind("a pickle", (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"), (".pkl", ".pickle", ".joblib"), _PICKLE),
+    Kind("a pickle", (b"\x80\x04\x95", b"\x80\x05\x95"), (".pkl", ".pickle", ".joblib"), _PICKLE),
     Kind(
         "Feather version 1",
         (b"FEA1",),
@@ -66,7 +68,7 @@ KINDS = (
     ),
     Kind(
         "a recording",
-        (b"fLaC", b"OggS", b"ID3"),
+        (b"fLaC", b"OggS", b"ID3\x02", b"ID3\x03", b"ID3\x04"),
         (".wav", ".flac", ".mp3", ".ogg", ".mp4", ".mkv", ".avi", ".webm"),
         f"{_SHARDS} (tar --sort=name -cf train.tar FOLDER)",
     ),

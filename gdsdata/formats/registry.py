@@ -112,7 +112,7 @@ def _refuse_another_kind(head: bytes, path: str, paths: Sequence[str]) -> None:
             if other != path and known.recognises(head_of_other, other):
                 raise ValueError(
                     f"{path} is no data, and {os.path.basename(other)} beside it is {known.name}: name the files that "
-                    f"are, as in {os.path.join(folder, f'*{ending}')!r}"
+                    f"are, as in {os.path.join(folder, f'*{ending}') if ending else other!r}"
                 )
     if (advice := advice_about(head, path)) is not None:
         raise ValueError(f"{path} {advice}")

@@ -22,7 +22,7 @@ SHARDS_INDEX = "index.json"  # of MDS and of LitData
 _MDS_BEGINS = rb'\s*\{\s*"(shards|version)"'
 _LITDATA_BEGINS = rb'\s*\{\s*"(chunks|config)"'
 DATASET_DICT = "dataset_dict.json"  # of `datasets`: its folder has a folder for each split
-# Files that `datasets`, the Hub, and Spark leave beside Arrow and Parquet files.
+# Files that `datasets`, the Hub, and Spark leave beside data.
 BESIDE_TABLES = (
     "dataset_info.json",
     "state.json",
@@ -82,7 +82,7 @@ def is_arrow(head: bytes, path: str) -> bool:
 
 
 def is_beside_tables(path: str) -> bool:
-    """Return whether it is a file that stands beside Arrow or Parquet files and has no rows."""
+    """Return whether it is a file that stands beside data and has none itself."""
     return os.path.basename(path) in BESIDE_TABLES
 
 
