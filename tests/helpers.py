@@ -142,8 +142,8 @@ def in_new_process(function: Callable, *arguments: Any, timeout_s: float = 60) -
     """Call ``function`` in a new process that has not used gdsdata, and return its result.
 
     ``function`` is of a module's top level. It starts workers by the method that a program starts
-    them by. Fails if it raises, dies of a signal, or takes longer than ``timeout_s``. Its stacks are
-    on stderr then.
+    them by. Fails if it raises, dies of a signal, or takes longer than ``timeout_s``: then its
+    stacks are on stderr.
     """
     receiver, sender = _processes.Pipe(duplex=False)
     method = multiprocessing.get_start_method()
