@@ -288,6 +288,7 @@ def main():
     parser.add_argument("--only", nargs="*", default=[], help="rows whose names have one of these words in them")
     parser.add_argument("--json", type=Path, help="file for all results")
     chosen = parser.parse_args()
+    arguments = {name: value for name, value in vars(chosen).items() if name not in ("folder", "json")}
     devices.check(chosen.device)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     for name, value in QUIET.items():
@@ -299,7 +300,7 @@ def main():
     print(f"{machine['cpu']}, {machine['cores']} cores, load {machine['load_before']:.1f}, kernel {machine['kernel']}")
     print(f"{device.get('model', 'no GPU')}; {' on '.join(system.file_system(chosen.folder))}")
     print(", ".join(f"{name} {version}" for name, version in versions.items()))
-    results = {"machine": machine, "device": device, "versions": versions, "arguments": vars(chosen), "sections": {}}
+    results = {"machine": machine, "device": device, "versions": versions, "arguments": arguments, "sections": {}}
     for section in chosen.section:
         try:
             results["sections"][section] = sections[section](chosen)

@@ -149,6 +149,17 @@ def test_replicas_read_equal_shares_in_pieces():
     assert max(shares.values()) - min(shares.values()) <= largest
 
 
+def test_extents_that_fit_into_a_piece_are_not_cut_and_longer_ones_at_whole_pages():
+    header = 5000
+    fits = wants_of([(0, header + i * 3 * MIB, 3 * MIB) for i in range(40)])
+    schedule = schedule_of([fits], [0, 0], [0, 1], 0, 4 * MIB)
+    assert sorted(np.concatenate([piece.parts.extent for piece in schedule.pieces]).tolist()) == list(range(40))
+    longer = wants_of([(0, header, 40 * MIB)])
+    schedule = schedule_of([longer], [0, 0], [0, 1], 0, 4 * MIB)
+    begins = sorted(np.concatenate([header + piece.parts.skip for piece in schedule.pieces]).tolist())
+    assert begins == [header, *range(4 * MIB, 41 * MIB, 4 * MIB)]
+
+
 def test_short_parts_are_packed_within_their_bound():
     extents = [(0, i * 10 * KIB, 10 * KIB) for i in range(8000)]
     _, pieces = simulate([wants_of(extents)], [0] * 2, [0, 1], [0, 0], plan.PIECE_BYTES)

@@ -242,7 +242,8 @@ def read_headers(paths: Sequence[str]) -> list[dict[str, Stored]]:
         CorruptData: a file is damaged.
         FileNotFoundError, IoError: a file cannot be opened or read.
     """
-    keep = [number < most_kept_files() for number in range(len(paths))]
+    most = most_kept_files()
+    keep = [number < most for number in range(len(paths))]
     with ThreadPoolExecutor(_OBJECTS_AT_A_TIME) as threads:
         each = threads.map if any(map(is_url, paths)) else map  # one after another, objects would add up round trips
         files = list(each(open_path, paths, keep))
