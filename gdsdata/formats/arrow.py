@@ -92,7 +92,7 @@ class Arrow:
             ImportError: pyarrow is not installed.
             FileNotFoundError, IoError: a file is not available.
         """
-        paths = [path for path in paths if not magics.is_beside_tables(path)] or paths
+        paths = [path for path in paths if not magics.is_beside_data(path)] or paths
         return index_files(paths, self.columns, self.fill_null)
 
 

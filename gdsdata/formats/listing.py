@@ -77,9 +77,9 @@ def listing_of(source: Source) -> Listing:
 def _without_beside(files: list[str]) -> list[str]:
     """Leave out files that stand beside data, unless there are no others."""
     joined = "\0".join(files)  # one search in all names is faster
-    if not any(name in joined for name in magics.BESIDE_TABLES):
+    if not any(name in joined for name in magics.BESIDE_DATA):
         return files
-    return [path for path in files if not magics.is_beside_tables(path)] or files
+    return [path for path in files if not magics.is_beside_data(path)] or files
 
 
 def _files_of_urls(sources: list[str]) -> dict[str, list[str]]:

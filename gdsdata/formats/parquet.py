@@ -89,7 +89,7 @@ class Parquet:
             FileNotFoundError, IoError: a file is not available.
         """
         arrow_module("pyarrow.parquet")
-        paths = [path for path in paths if not magics.is_beside_tables(path)] or paths
+        paths = [path for path in paths if not magics.is_beside_data(path)] or paths
         found = list(of_each(lambda path: _index_file(path, self.columns, self.fill_null), paths, _READERS))
         return TableIndex.of_files(paths, found)
 

@@ -144,8 +144,8 @@ def recognise(paths: Sequence[str]) -> Format:
         FileNotFoundError, IoError: the file is not available.
     """
     joined = "\0".join(paths)  # one search in all names: 0.1 s for a million, which take 0.7 s one by one
-    if any(name in joined for name in magics.BESIDE_TABLES):
-        paths = list(itertools.filterfalse(magics.is_beside_tables, paths)) or paths
+    if any(name in joined for name in magics.BESIDE_DATA):
+        paths = list(itertools.filterfalse(magics.is_beside_data, paths)) or paths
     telling = other = paths[0]
     if any(name in joined for name in _TELLING):
         telling = next(filter(_tells, paths), paths[0])
@@ -155,7 +155,7 @@ def recognise(paths: Sequence[str]) -> Format:
         for known in _recognisers:
             if known.recognises(head, path):
                 return known.make()
-    if magics.is_beside_tables(paths[0]):
+    if magics.is_beside_data(paths[0]):
         _refuse_no_data(paths)
     _refuse_another_kind(head, path, paths)
     hint = "it has no npy magic, so it may be bare tokens; " if path.endswith(".npy") else ""

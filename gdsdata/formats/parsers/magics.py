@@ -23,7 +23,7 @@ _MDS_BEGINS = rb'\s*\{\s*"(shards|version)"'
 _LITDATA_BEGINS = rb'\s*\{\s*"(chunks|config)"'
 DATASET_DICT = "dataset_dict.json"  # of `datasets`: its folder has a folder for each split
 # Files that `datasets`, the Hub, and Spark leave beside data.
-BESIDE_TABLES = (
+BESIDE_DATA = (
     "dataset_info.json",
     "state.json",
     DATASET_DICT,
@@ -81,9 +81,9 @@ def is_arrow(head: bytes, path: str) -> bool:
     return head.startswith(ARROW) or (path.endswith(".arrow") and head[:4] == ARROW_CONTINUES.to_bytes(4, "little"))
 
 
-def is_beside_tables(path: str) -> bool:
+def is_beside_data(path: str) -> bool:
     """Return whether it is a file that stands beside data and has none itself."""
-    return os.path.basename(path) in BESIDE_TABLES
+    return os.path.basename(path) in BESIDE_DATA
 
 
 def is_tfrecord(head: bytes, path: str) -> bool:
