@@ -51,6 +51,13 @@ def test_samples_before_the_rows_are_not_looked_at(tmp_path):
     assert read_all(tmp_path) == rows_of(two_tables()[0])
 
 
+def test_a_sample_that_ends_as_rows_do_is_a_sample(tmp_path):
+    values = [b"first", b"last" + MAGIC]
+    shard = pack_shard([struct.pack("<I", len(value)) + value for value in values])
+    write_index(tmp_path, [shard], [2], {"a": 0}, ["bytes"])
+    assert [bytes(value) for value in read_all(tmp_path)["a"]] == values
+
+
 def test_windows_of_rows_are_refused(tmp_path):
     path = write_rows(tmp_path, two_tables())
     with pytest.raises(ValueError, match="its samples are whole: leave window_tokens out"):

@@ -265,7 +265,10 @@ def _has_rows(shard: Shard) -> bool:
     if shard.packed is not None:  # they are not packed once more
         return False
     with missing_shards_named([shard]), open_file(shard.path) as file:
-        return file.read(max(0, file.size_bytes - len(_ARROW_MAGIC)), len(_ARROW_MAGIC)) == _ARROW_MAGIC
+        if file.read(max(0, file.size_bytes - len(_ARROW_MAGIC)), len(_ARROW_MAGIC)) != _ARROW_MAGIC:
+            return False
+        end_of_samples = int.from_bytes(file.read(4 + 4 * shard.samples, 4), "little")
+        return end_of_samples != file.size_bytes  # else the last sample just ends like that
 
 
 def _place_of_rows(file: Opened) -> tuple[int, int]:
