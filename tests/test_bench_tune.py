@@ -228,16 +228,6 @@ def test_two_runs_can_be_compared(tmp_path, monkeypatch, capsys):
     assert "the best found" in capsys.readouterr().out and status == 1
 
 
-def test_on_a_gpu_staging_memory_grows_with_the_segments(tmp_path):
-    chosen = small(tmp_path, cases.TuneSettings)
-    tried = tune.Tune(chosen, tmp_path, None)
-    tried.base, tried.device = {"workers": 2}, "cuda"
-    assert tried.options_of({"segment_bytes": 8 * MIB})["staging_bytes"] == 24 * MIB
-    assert "staging_bytes" not in tried.options_of({"segment_bytes": 4 * MIB})
-    tried.device = "cpu"
-    assert tried.options_of({"segment_bytes": 8 * MIB}) == {"workers": 2, "segment_bytes": 8 * MIB}
-
-
 # ------------------------------------------------------------------------------------------------ its work
 
 

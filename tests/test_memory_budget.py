@@ -18,7 +18,7 @@ import gdsdata
 from gdsdata import EngineOptions, GDSDataset, Lanes, RowGroups
 from gdsdata.data.batches import pieces, row_groups
 from gdsdata.formats import Records
-from gdsdata.io import memory_budget
+from gdsdata.io import engine, memory_budget
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
 
@@ -98,6 +98,22 @@ def test_processes_on_one_machine_share(monkeypatch):
     assert memory_budget.share_bytes() == 4 * GIB
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert memory_budget.share_bytes() == GIB
+
+
+@pytest.mark.parametrize(
+    ("processes", "options", "staging_mib", "segment_mib"),
+    [
+        (1, {}, 13, None),
+        (2, {}, 13, None),
+        (3, {}, 8, 2),
+        (8, {"segment_bytes": MIB}, 13, None),  # as the program says
+        (1, {"segment_bytes": 8 * MIB}, 24, None),
+    ],
+)
+def test_staging_of_many_processes_is_smaller(monkeypatch, processes, options, staging_mib, segment_mib):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+    found = engine._staging(EngineOptions(**options))
+    assert found == {"staging_bytes": staging_mib * MIB} | ({"segment_bytes": segment_mib * MIB} if segment_mib else {})
 
 
 # ------------------------------------------------------------------------------------------------------ lanes' pieces

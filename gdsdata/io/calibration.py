@@ -31,13 +31,12 @@ from gdsdata.errors import GdsdataError
 from gdsdata.formats.index import records_of
 from gdsdata.io import engine
 from gdsdata.io.calibration_file import cache_folder, cache_path, change_entry, kept_entries, lock_of_node
-from gdsdata.io.options import MIB, EngineOptions
+from gdsdata.io.options import MIB, STAGED_SEGMENTS, EngineOptions
 
 # A choice must be this much better than the default, so that a busy moment has no lasting effect.
 CLEARLY_BETTER = 1.15
 _READ_BYTES = 256 * MIB  # enough to hide how workers start and end
 SMALLEST_FILE_BYTES = _READ_BYTES
-_SEGMENTS_STAGED = 3  # must fit into staging memory: docs/design-decisions.md
 _RECORD_BYTES = 4096
 _RECORDS = 2048
 _REPEATS = 3
@@ -120,7 +119,7 @@ def _calibrated(options: EngineOptions, path: str, device: torch.device, measure
         workers=options.workers or found.workers,
         queue_depth=options.queue_depth or found.queue_depth,
         segment_bytes=segment_bytes,
-        staging_bytes=max(options.staging_bytes, _SEGMENTS_STAGED * segment_bytes),
+        staging_bytes=options.staging_bytes and max(options.staging_bytes, STAGED_SEGMENTS * segment_bytes),
     )
 
 
@@ -217,7 +216,7 @@ def calibrate(path: str, device: torch.device, gives_up: Callable[[], bool] = la
         (2 * MIB, 8 * MIB),
         lambda size: rate(
             f"page cache, segments of {size // MIB or 'default'} MiB",
-            EngineOptions(workers=workers, segment_bytes=size, staging_bytes=max(13 * MIB, _SEGMENTS_STAGED * size)),
+            EngineOptions(workers=workers, segment_bytes=size),
         ),
     )
     backend = "auto"

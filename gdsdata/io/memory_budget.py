@@ -22,10 +22,14 @@ def share_bytes() -> int:
     This is half of `available_bytes`. It is divided among the processes of this job on this
     machine, as its launcher counts them (``LOCAL_WORLD_SIZE``), and the workers of a DataLoader.
     """
-    counts = (os.environ.get(name, "") for name in _PROCESSES_HERE)
-    ranks = next((int(count) for count in counts if count.isdecimal() and int(count) > 0), 1)
     worker = get_worker_info()
-    return int(_SHARE * available_bytes()) // (ranks * (worker.num_workers if worker else 1))
+    return int(_SHARE * available_bytes()) // (processes_here() * (worker.num_workers if worker else 1))
+
+
+def processes_here() -> int:
+    """Return how many processes of this job run on this machine, as its launcher counts them; else 1."""
+    counts = (os.environ.get(name, "") for name in _PROCESSES_HERE)
+    return next((int(count) for count in counts if count.isdecimal() and int(count) > 0), 1)
 
 
 def available_bytes(root: str = "/") -> int:

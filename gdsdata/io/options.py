@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass, fields
 
 MIB = 2**20
+# A worker fills one segment, copies one, and waits for one: staging memory holds so many.
+STAGED_SEGMENTS = 3
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,10 @@ class EngineOptions:
             allocated when first needed. 0: the workers share 64 MiB, with at least 16 MiB each. If
             the machine or a control group has less than 1 GiB left, each has 4 MiB. io_uring has
             half of it, or two requests, of writes in flight while it prepares the other half.
-        staging_bytes: pinned memory of one worker that bytes pass on their way to a GPU. Short
-            reads have 1.3 MiB of their own. Each is allocated when first needed.
+        staging_bytes: pinned memory of one worker that bytes pass on their way to a GPU. 0: 13 MiB.
+            If three or more processes of this job run on the machine (``LOCAL_WORLD_SIZE``), it is
+            8 MiB, with segments of 2 MiB. Short reads have 1.3 MiB of their own. Each is allocated
+            when first needed.
         coalesce_gap_bytes: one request reads extents that are at most this far apart.
         cufile_batch: give cuFile its requests by its batch interface instead of blocking calls on
             the workers.
@@ -64,7 +68,7 @@ class EngineOptions:
     segment_bytes: int = 0
     request_bytes: int = MIB
     bounce_bytes: int = 0
-    staging_bytes: int = 13 * MIB
+    staging_bytes: int = 0
     coalesce_gap_bytes: int = 16384
     cufile_batch: bool = False
     faults: str = ""

@@ -37,9 +37,9 @@ WRITES = ((2**20, 32), (8 * 2**20, 8))  # (bytes of a request, in flight)
 COPYING_THREADS = 8  # at most: with ten and twelve no more came through (docs/design-decisions.md)
 
 
-def memory_copy(seconds, each_bytes=64 * 2**20):
-    """Measure GB/s copied by a thread a core between buffers larger than the caches."""
-    threads = min(COPYING_THREADS, len(os.sched_getaffinity(0)))
+def memory_copy(seconds, each_bytes=64 * 2**20, threads=None):
+    """Measure GB/s copied by a thread a core, or `threads`, between buffers larger than the caches."""
+    threads = threads or min(COPYING_THREADS, len(os.sched_getaffinity(0)))
     pairs = [(np.ones(each_bytes, np.uint8), np.ones(each_bytes, np.uint8)) for _ in range(threads)]
     end = time.perf_counter() + seconds
 

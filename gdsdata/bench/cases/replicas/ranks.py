@@ -39,6 +39,7 @@ class Ranks:
     def __init__(self, row, count, device_name, patience_s, **command):
         self.patience_s = patience_s
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # All are on this host.
+        os.environ.setdefault("LOCAL_WORLD_SIZE", str(count))  # as a launcher says it
         self.store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.processes = [RowProcess(sys.stdout.buffer) for _ in range(count)]
         of_each = [

@@ -34,7 +34,6 @@ KEY = "gdsdata"  # of the process
 SEARCHING = 0.6  # of the budget
 LIMIT_TURNS = 2
 DEFAULT_RUNS = 3  # if nothing better was found
-STAGED_SEGMENTS, STAGING_BYTES = 3, EngineOptions.staging_bytes  # must fit: gdsdata/io/calibration.py
 OF_STORAGE = ("queue_depth", "request_bytes", "bounce_bytes")  # Reads from the page cache need none of them.
 
 
@@ -188,11 +187,7 @@ class Tune(Case):
 
     def options_of(self, tried):
         """All options that differ from EngineOptions(), as a user would write them."""
-        found = self.base | tried
-        staged = STAGED_SEGMENTS * found.get("segment_bytes", 0)
-        if device.is_cuda(self.device) and staged > found.get("staging_bytes", STAGING_BYTES):
-            found["staging_bytes"] = staged
-        return found
+        return self.base | tried
 
     def one_run(self, table, tried):
         """A run with these options; new ones are verified first. Raises Refused, WrongBytes."""

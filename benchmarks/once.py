@@ -1,0 +1,198 @@
+"""Measure what several ranks of one host get when each byte is read once.
+
+    python benchmarks/once.py --ranks 4 [--device cuda] [--section load dcp batches hsdp records]
+        [--size-gib 8 64] [--cache warm cold] [--rounds 3] [--folder F] [--json FILE]
+
+- `load`: a file of safetensors to all ranks, by `case=replicas` of the bench. `--rows` chooses
+  its rows, peers among them. `dcp` is the same from a replicated checkpoint of DCP.
+- `batches`: all ranks take the same batches of volumes (tensor-parallel peers), by the same case.
+- `hsdp`: DCP restores a model in two replicas, each sharded over half of the ranks.
+- `records`: each rank has a data set of its own with all shuffled records of 4 KiB, in 1 file and
+  in 1024. Its limit is the pinned copies of all ranks at once.
+
+A rank's GB/s (1e9 bytes) are the bytes that it got, by the time from a barrier to the end of the
+last rank. "Sum" is that of all ranks. "Links" are the copies from pinned memory to all GPUs at
+once, "memory" copies within the host's, by all its cores. CPU is user and system time of all ranks,
+by the GB that all of them got. What is read is compared with what was written, every time in `hsdp`
+and `records`, and before the turns in the bench. Rows take turns. Cells are medians, with the
+lowest and the highest. A run that is stopped (Ctrl-C) loses the section that it is in.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import once_rows
+import torch
+import torch.distributed as dist
+from frameworks import cell, table
+
+from gdsdata.bench.measure import limits, system
+
+GB, GIB = 1e9, 1 << 30
+FILES = (1, 1024)
+RECORDS_BYTES = 4 * GIB
+OURS = ("gdsdata", "gdsdata_alone")
+LIMIT_S = 2.0
+COLUMNS = ("row", "GB/s a rank", "GB/s in sum", "storage x", "CPU s/GB", "GPU peak GB", "host peak MB", "path")
+
+
+def by_bench(chosen, work, size_bytes, cache, rows):
+    """Run a table of case=replicas, and return its results."""
+    with tempfile.TemporaryDirectory() as run:
+        command = [sys.executable, "-m", "gdsdata.bench", "case=replicas", f"case.ranks={chosen.ranks}"]
+        command += [f"device={chosen.device}", f"data.size_bytes={size_bytes}", f"data.folder={chosen.folder}"]
+        command += [f"case.work=[{work}]", f"case.cache=[{cache}]", f"case.repeats={chosen.rounds}"]
+        command += [f"case.rows=[{','.join(rows)}]", f"hydra.run.dir={run}"]
+        ran = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        if ran.returncode:
+            raise RuntimeError(f"{' '.join(command)} ended with {ran.returncode}: {ran.stderr[-2000:]}")
+        return json.loads((Path(run) / "results.json").read_text())
+
+
+def print_bench(results, work, ranks):
+    """Print the table of results of the bench."""
+    found = []
+    for row in results["rows"]:
+        if row["error"]:
+            found.append((row["name"], row["error"]))
+            continue
+        rates = [run["bytes"] / run["seconds"] / GB for run in row["runs"]]
+        found.append((
+            row["name"],
+            [
+                cell(rates, 1),
+                cell([rate * ranks for rate in rates], 0),
+                cell([row["storage_x"]["median"]]),
+                cell([row["cpu_s_per_gb"]["median"] / ranks], 3),
+                cell([row["device_peak_bytes"] / GB], 1),
+                cell([row["peak_bytes"] / 1e6], 0),
+                row["path"],
+            ],
+        ))  # fmt: skip
+    table(COLUMNS, found)
+    for name, limit in next(iter(results["limits"][work].values())).items():
+        print(f"limit {name}: {limit.get('gb_per_s', float('nan')):.1f} GB/s")
+
+
+class Ranks:
+    """Processes of this script's own, that are the ranks of one group."""
+
+    def __init__(self, chosen):
+        self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        os.environ.setdefault("LOCAL_WORLD_SIZE", str(chosen.ranks))  # as a launcher says it
+        spawn = multiprocessing.get_context("spawn")
+        self.pipes, self.processes = [], []
+        for rank in range(chosen.ranks):
+            here, there = spawn.Pipe()
+            device = f"cuda:{rank}" if chosen.device == "cuda" else chosen.device
+            arguments = (rank, chosen.ranks, self.store.port, device, there)
+            self.processes.append(spawn.Process(target=once_rows.serve, args=arguments, daemon=True))
+            self.pipes.append(here)
+            self.processes[-1].start()
+            there.close()
+
+    def ask(self, do, arguments):
+        for pipe in self.pipes:
+            pipe.send((do, arguments))
+        return [pipe.recv() for pipe in self.pipes]  # EOFError: the rank's own error is above
+
+    def close(self):
+        for pipe in self.pipes:
+            pipe.close()
+        for process in self.processes:
+            process.join(30)
+
+
+def by_ranks(chosen, kind, size_bytes, cache, **more):
+    """Take turns of the rows of a class of once_rows, and return {row: turns, a list of ranks}."""
+    ranks = Ranks(chosen)
+    try:
+        rows, files = ranks.ask("make", (kind, str(chosen.folder), size_bytes, more))[0]
+        turns = {row: [] for row in rows}
+        for _ in range(chosen.rounds):
+            for row in random.sample(rows, len(rows)):
+                (system.drop if cache == "cold" else system.warm)(files)
+                turns[row].append(ranks.ask("take", row))
+    finally:
+        ranks.close()
+    return {"files_bytes": sum(Path(path).stat().st_size for path in files), "turns": turns}
+
+
+def print_ranks(results):
+    """Print the table of results of `by_ranks`."""
+    found = []
+    for row, turns in results["turns"].items():
+        seconds = [max(one["ended"] for one in turn) - min(one["began"] for one in turn) for turn in turns]
+        got = [sum(one["bytes"] for one in turn) / GB for turn in turns]
+        found.append((
+            row,
+            [
+                cell([one / taken / len(turns[0]) for one, taken in zip(got, seconds, strict=True)], 1),
+                cell([one / taken for one, taken in zip(got, seconds, strict=True)], 1),
+                cell([sum(one["storage_bytes"] for one in turn) / results["files_bytes"] for turn in turns]),
+                cell([sum(one["cpu_s"] for one in turn) / gb for turn, gb in zip(turns, got, strict=True)], 3),
+                cell([max(one["device_peak_bytes"] for turn in turns for one in turn) / GB], 1),
+            ],
+        ))  # fmt: skip
+    table(COLUMNS[:6], found)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    sections = ("load", "dcp", "batches", "hsdp", "records")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--section", nargs="*", choices=sections, default=list(sections))
+    parser.add_argument("--size-gib", type=float, nargs="*", default=[8], help="of checkpoints and volumes")
+    parser.add_argument("--cache", nargs="*", choices=["warm", "cold"], default=["warm", "cold"])
+    parser.add_argument("--rows", nargs="*", default=list(OURS), help="of case=replicas, such as all_gather")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--records-bytes", type=int, default=RECORDS_BYTES)
+    parser.add_argument("--folder", type=Path, default=Path("outputs/once"), help="folder of the data")
+    parser.add_argument("--json", type=Path, help="file for all results")
+    chosen = parser.parse_args()
+    if chosen.ranks < 2 or chosen.ranks % 2:
+        parser.error("--ranks must be an even number, 2 or more")
+    chosen.folder.mkdir(parents=True, exist_ok=True)
+    cores = len(os.sched_getaffinity(0))
+    name = torch.cuda.get_device_name(0) if chosen.device == "cuda" else "the CPU"
+    memory = limits.memory_copy(LIMIT_S, threads=cores)["gb_per_s"]
+    print(f"{chosen.ranks} ranks on {name}, {cores} cores; memory: {memory:.1f} GB/s copied by all of them")
+    everything = {"machine": system.machine(), "device": name, "memory_gb_per_s": memory, "command": sys.argv[1:]}
+
+    def keep(title, results):
+        everything[title] = results
+        if chosen.json:
+            chosen.json.write_text(json.dumps(everything))
+
+    for section in chosen.section:
+        if section == "records":
+            for files in FILES:
+                title = f"records of 4 KiB, shuffled, in {files} file(s), warm"
+                print(f"\n## {title}", flush=True)
+                keep(title, by_ranks(chosen, section, chosen.records_bytes, "warm", files=files))
+                print_ranks(everything[title])
+            continue
+        for size_bytes in [int(one * GIB) for one in chosen.size_gib]:
+            for cache in chosen.cache:
+                title = f"{section}, {system.size_text(size_bytes)}, {cache}"
+                print(f"\n## {title}", flush=True)
+                if section == "hsdp":
+                    keep(title, by_ranks(chosen, section, size_bytes, cache))
+                    print_ranks(everything[title])
+                    continue
+                work = {"load": "safetensors", "batches": "volumes"}.get(section, section)
+                rows = chosen.rows if section == "load" else OURS
+                keep(title, by_bench(chosen, work, size_bytes, cache, rows))
+                print_bench(everything[title], work, chosen.ranks)
+
+
+if __name__ == "__main__":
+    main()

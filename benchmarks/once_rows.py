@@ -1,0 +1,204 @@
+"""The rows of benchmarks/once.py that its own ranks take: HSDP restores, and shuffled records.
+
+Each class is made in every rank, in the same order. `rows` names its rows, and `take` takes a turn
+of one: it returns the bytes that this rank got, once they are on its device and were compared with
+what was written. Comparing is not timed.
+"""
+
+import os
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+import gdsdata
+from gdsdata.bench.measure import device as devices
+from gdsdata.bench.measure import system
+from gdsdata.formats import Records
+
+WIDTH = 4096  # elements of bfloat16 in a row of the model's tensors
+TENSOR_BYTES = 64 << 20
+RECORD = 512  # elements of int64: 4 KiB
+BATCH = 2048
+REPLICAS = 2
+
+
+class Hsdp:
+    """A model in two replicas, each of them sharded over half of the ranks, restored by DCP.
+
+    Args:
+        folder: where the checkpoint is kept. size_bytes: of the model. device: of this rank.
+    """
+
+    rows = ("gdsdata, read once", "gdsdata, by itself", "torch DCP")
+
+    def __init__(self, folder, size_bytes, device):
+        self.folder, self.device = Path(folder) / f"hsdp-{size_bytes}", device
+        ranks = dist.get_world_size()
+        self.mesh = init_device_mesh(
+            torch.device(device).type, (REPLICAS, ranks // REPLICAS), mesh_dim_names=("replicate", "shard")
+        )
+        self.count = max(1, size_bytes // TENSOR_BYTES)
+        self.height = size_bytes // self.count // (2 * WIDTH) // ranks * ranks
+        if not (self.folder / ".metadata").exists():
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch's own, of copies that it leaves out
+                dcp.save(self._state(self._written), storage_writer=gdsdata.GDSStorageWriter(self.folder))
+        self.files = sorted(self.folder.glob("*.distcp"))
+
+    def take(self, row):
+        state = self._state(lambda at: torch.zeros(self._local_shape(), dtype=torch.bfloat16, device=self.device))
+        once = {"planner": gdsdata.GDSLoadPlanner(read_once=row == "gdsdata, read once")}
+        if row == "torch DCP":
+            reader, once = dcp.FileSystemReader(self.folder), {}
+        else:
+            reader = gdsdata.GDSStorageReader(self.folder)
+
+        def work():
+            dcp.load(state, storage_reader=reader, **once)
+
+        yield work
+        got = [one.to_local() for one in state.values()]
+        for at, tensor in enumerate(got):
+            assert torch.equal(tensor, self._written(at)), f"tensor {at} is not what was written"
+        yield sum(tensor.numel() * 2 for tensor in got)
+
+    def _state(self, local):
+        placements = (Replicate(), Shard(0))
+        return {
+            f"layer{at}": DTensor.from_local(local(at), self.mesh, placements, run_check=False)
+            for at in range(self.count)
+        }
+
+    def _local_shape(self):
+        return self.height // self.mesh["shard"].size(), WIDTH
+
+    def _written(self, at):
+        """Return this rank's part of a tensor: its values follow from their places."""
+        rows, columns = self._local_shape()
+        begin = self.mesh["shard"].get_local_rank() * rows
+        place = torch.arange(begin, begin + rows, device=self.device)[:, None]
+        return ((place * 31 + torch.arange(columns, device=self.device) + at * 7) % 251).to(torch.bfloat16)
+
+
+class SharedRecords:
+    """Shuffled records of 4 KiB to a data set of each rank at once; each takes all of them.
+
+    Args:
+        folder: where the files are kept. size_bytes: of all records. device: of this rank.
+        files: so many have equal parts of the records.
+    """
+
+    rows = ("gdsdata", "index_select by hand")
+
+    def __init__(self, folder, size_bytes, device, files):
+        self.device, self.turn = device, 0
+        self.count = size_bytes // (8 * RECORD) // files * files
+        made = Path(folder) / f"records-{size_bytes}-{files}"
+        self.files = [made / f"{at:05}.bin" for at in range(files)]
+        if dist.get_rank() == 0 and not (made / "complete").exists():
+            made.mkdir(parents=True, exist_ok=True)
+            each = self.count // files
+            for at, path in enumerate(self.files):
+                (np.arange(at * each, (at + 1) * each)[:, None] + np.arange(RECORD)).tofile(path)
+            (made / "complete").touch()
+        dist.barrier()
+        sharding = gdsdata.Sharding(rank=0, world_size=1)
+        seed = dist.get_rank()
+        self.dataset = gdsdata.GDSDataset(
+            self.files, BATCH, Records("int64", (RECORD,)), device=device, shuffle=True, seed=seed, sharding=sharding
+        )
+        elements = self.count // files * RECORD
+        self.windows = [
+            torch.from_file(str(path), size=elements, dtype=torch.int64).view(-1, RECORD) for path in self.files
+        ]
+        on_gpu = devices.is_cuda(device)
+        self.slots = devices.PinnedSlots(device, (BATCH, RECORD), torch.int64) if on_gpu else None
+        for row in self.rows:  # the first epoch of each is compared as a whole
+            for batch in self._batches(row):
+                assert torch.equal(batch, batch[:, :1] + torch.arange(RECORD, device=device)), "not a record"
+
+    def take(self, row):
+        found = []
+
+        def work():
+            for batch in self._batches(row):
+                found.append(batch[:, 0].clone())
+
+        yield work
+        seen = torch.cat(found).sort().values
+        assert torch.equal(seen, torch.arange(self.count, device=self.device)), "records are missing or repeated"
+        yield self.count * RECORD * 8
+
+    def _batches(self, row):
+        self.turn += 1
+        if row == "gdsdata":
+            self.dataset.set_epoch(self.turn)
+            yield from self.dataset
+            return
+        order = torch.randperm(self.count, generator=torch.Generator().manual_seed(self.turn))
+        each = len(self.windows[0])
+        for ids in order.split(BATCH):
+            batch = self.slots.next()[: len(ids)] if self.slots else torch.empty((len(ids), RECORD), dtype=torch.int64)
+            if len(self.windows) == 1:
+                torch.index_select(self.windows[0], 0, ids, out=batch)
+            else:
+                there = batch.numpy()
+                for place, one in enumerate(ids.tolist()):
+                    there[place] = self.windows[one // each][one % each]
+            yield self.slots.send(batch) if self.slots else batch
+
+
+KINDS = {"hsdp": Hsdp, "records": SharedRecords}
+
+
+def serve(rank, ranks, port, device, pipe):
+    """Be a rank: make and take what `pipe` asks for, until it closes."""
+    torch.set_num_threads(max(1, (len(os.sched_getaffinity(0)) // ranks)))
+    if devices.is_cuda(device):
+        torch.cuda.set_device(device)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    backend = "cpu:gloo,cuda:nccl" if devices.is_cuda(device) else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
+    made = None
+    while True:
+        try:
+            do, arguments = pipe.recv()
+        except EOFError:
+            break
+        if do == "make":
+            kind, folder, size_bytes, more = arguments
+            made = None
+            made = KINDS[kind](folder, size_bytes, device, **more)
+            pipe.send((made.rows, [str(path) for path in made.files] if rank == 0 else []))
+        else:
+            pipe.send(_timed(made, arguments, device))
+    dist.destroy_process_group()
+
+
+def _timed(made, row, device):
+    """Take a turn from a barrier on. Returns times of the host's clock, and counts."""
+    turn = made.take(row)
+    work = next(turn)
+    devices.synchronize(device)
+    devices.forget_peak(device)
+    before, stored = system.cpu_seconds(), system.storage_bytes()
+    dist.barrier()
+    began = time.monotonic()
+    work()
+    devices.synchronize(device)
+    ended = time.monotonic()
+    found = {
+        "began": began,
+        "ended": ended,
+        "cpu_s": system.cpu_seconds() - before,
+        "storage_bytes": system.storage_bytes() - stored,
+        "device_peak_bytes": devices.peak_bytes(device),
+    }
+    return found | {"bytes": next(turn)}
