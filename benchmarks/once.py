@@ -13,8 +13,8 @@
 A rank's GB/s (1e9 bytes) are the bytes that it got, by the time from a barrier to the end of the
 last rank. "Sum" is that of all ranks. "Links" are the copies from pinned memory to all GPUs at
 once, "memory" copies within the host's, by all its cores. CPU is user and system time of all ranks,
-by the GB that all of them got. What is read is compared with what was written, every time in `hsdp`
-and `records`, and before the turns in the bench. Rows take turns. Cells are medians, with the
+by the GB that all of them got. All bytes are compared with what was written: in `hsdp` and
+`records` every time, in the bench before the turns. Rows take turns. Cells are medians, with the
 lowest and the highest. A run that is stopped (Ctrl-C) loses the section that it is in.
 """
 

@@ -18,7 +18,8 @@ import gdsdata
 from gdsdata import EngineOptions, GDSDataset, Lanes, RowGroups
 from gdsdata.data.batches import pieces, row_groups
 from gdsdata.formats import Records
-from gdsdata.io import engine, memory_budget
+from gdsdata.io import memory_budget
+from gdsdata.io.options import staging_for
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
 
@@ -110,9 +111,8 @@ def test_processes_on_one_machine_share(monkeypatch):
         (1, {"segment_bytes": 8 * MIB}, 24, None),
     ],
 )
-def test_staging_of_many_processes_is_smaller(monkeypatch, processes, options, staging_mib, segment_mib):
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
-    found = engine._staging(EngineOptions(**options))
+def test_staging_of_many_processes_is_smaller(processes, options, staging_mib, segment_mib):
+    found = staging_for(EngineOptions(**options), processes)
     assert found == {"staging_bytes": staging_mib * MIB} | ({"segment_bytes": segment_mib * MIB} if segment_mib else {})
 
 

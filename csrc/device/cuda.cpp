@@ -332,6 +332,14 @@ class CudaDevice final : public Device {
   std::unique_ptr<Stream> foreign_stream(uintptr_t handle) override {
     return std::make_unique<CudaStream>(gpu_, reinterpret_cast<CudaApi::Stream>(handle));
   }
+  AddressRange allocation_of(const std::byte* memory) override {
+    const Current current(gpu_);
+    CudaApi::Address begin = 0;
+    size_t bytes = 0;
+    if (gpu_.api.memory_range(&begin, &bytes, address(memory)) != CudaApi::kSuccess) return {};
+    const auto* first = reinterpret_cast<const std::byte*>(begin);
+    return {first, first + bytes};
+  }
   void bind_thread() override { gpu_.api.check(gpu_.api.context_set(gpu_.context), "using " + gpu_.name()); }
 
  private:

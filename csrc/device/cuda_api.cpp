@@ -54,6 +54,7 @@ Loaded load() {
   get("cuCtxSetCurrent", api.context_set);
   get("cuMemAlloc_v2", api.memory_allocate);
   get("cuMemFree_v2", api.memory_free);
+  get("cuMemGetAddressRange_v2", api.memory_range);
   get("cuMemHostRegister_v2", api.host_register);
   get("cuMemHostUnregister", api.host_unregister);
   get("cuMemHostGetDevicePointer_v2", api.host_device_pointer);

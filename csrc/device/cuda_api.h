@@ -58,6 +58,7 @@ struct CudaApi {
   Result (*context_set)(Context);
   Result (*memory_allocate)(Address*, size_t);
   Result (*memory_free)(Address);
+  Result (*memory_range)(Address* begin, size_t* bytes, Address);
   Result (*host_register)(void*, size_t, unsigned flags);
   Result (*host_unregister)(void*);
   Result (*host_device_pointer)(Address*, void*, unsigned flags);

@@ -98,6 +98,11 @@ inline void finish(Stream& stream) noexcept {
   }
 }
 
+struct AddressRange {
+  const std::byte* begin = nullptr;
+  const std::byte* end = nullptr;
+};
+
 class Device {
  public:
   virtual ~Device() = default;
@@ -111,6 +116,9 @@ class Device {
   virtual std::unique_ptr<Stream> make_stream() = 0;
   // A stream with another owner, by the driver's handle. It must outlive the returned object.
   virtual std::unique_ptr<Stream> foreign_stream(uintptr_t handle) = 0;
+  // The allocation that holds an address of device memory; empty if there is none. One copy may not
+  // use two allocations, even if they are adjacent. Memory of the processor is one.
+  virtual AddressRange allocation_of(const std::byte* memory) = 0;
   // For libraries that use the calling thread's current device.
   virtual void bind_thread() = 0;
 };

@@ -35,6 +35,9 @@ class HostDevice final : public Device {
   std::unique_ptr<Registration> register_mapping(const std::byte*, size_t) override { refuse(); }
   std::unique_ptr<Stream> make_stream() override { refuse(); }
   std::unique_ptr<Stream> foreign_stream(uintptr_t) override { refuse(); }
+  AddressRange allocation_of(const std::byte*) override {
+    return {nullptr, reinterpret_cast<const std::byte*>(UINTPTR_MAX)};
+  }
   void bind_thread() override {}
 
  private:

@@ -16,6 +16,21 @@ bool follows(const Transfer& before, const Transfer& after) {
          before.memory + before.length == after.memory;
 }
 
+// Whether one copy may move two transfers that are adjacent on the device. Asks the driver once for
+// each allocation.
+class Joinable {
+ public:
+  explicit Joinable(Device& device) : device_(device) {}
+  bool operator()(const Transfer& before, const Transfer& after) {
+    if (before.memory < range_.begin || before.memory >= range_.end) range_ = device_.allocation_of(before.memory);
+    return after.memory >= range_.begin && after.memory + after.length <= range_.end;
+  }
+
+ private:
+  Device& device_;
+  AddressRange range_;
+};
+
 }  // namespace
 
 bool Staging::Place::has_pages_of(const Piece& piece) const {
@@ -30,10 +45,12 @@ bool Staging::place(std::span<Transfer> transfers, Place& place) {
   at_.resize(transfers.size());
   uint64_t end = 0;
   bool last_paged = false;
+  Joinable joinable(device_);
   for (size_t first = 0; first < transfers.size();) {
     size_t last = first + 1;
     uint64_t length = transfers[first].length;
     for (; last < transfers.size() && follows(transfers[last - 1], transfers[last]); ++last) {
+      if (!joinable(transfers[last - 1], transfers[last])) break;
       length += transfers[last].length;
     }
     const Transfer& head = transfers[first];
@@ -42,7 +59,8 @@ bool Staging::place(std::span<Transfer> transfers, Place& place) {
         !place.runs.empty() && place.runs.back().device + place.runs.back().bytes == head.memory;
     // Samples of whole pages may be congruent in file and batch: then one copy moves several.
     const bool goes_on =
-        follows_on_device && paged == last_paged && (!paged || end % kPageBytes == head.offset % kPageBytes);
+        follows_on_device && paged == last_paged && (!paged || end % kPageBytes == head.offset % kPageBytes) &&
+        joinable(transfers[first - 1], head);
     if (goes_on) {
       if (end % kPageBytes != 0) place.runs.back().owns_pages = false;  // one page is shared
     } else {

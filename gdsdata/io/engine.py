@@ -22,7 +22,7 @@ from gdsdata.errors import BackendUnavailable
 from gdsdata.io import program_end  # noqa: F401 (registers its exit handler first, so that it is called last)
 from gdsdata.io.dlpack_types import DLPACK_TYPES
 from gdsdata.io.memory_budget import available_bytes, processes_here, share_bytes
-from gdsdata.io.options import MIB, STAGED_SEGMENTS, EngineOptions
+from gdsdata.io.options import EngineOptions, staging_for
 
 try:
     from gdsdata import _engine
@@ -76,9 +76,6 @@ _MOST_MAPPED_FILES = 30_000
 # If a process may take less memory than this, each worker has little bounce memory: the usual 64
 # MiB of all workers would be too much.
 _SCARCE_BYTES, _SCARCE_BOUNCE_BYTES = 2**29, 4 * 2**20
-# Staging memory of a worker; docs/design-decisions.md has the measurements. That of all processes on
-# a machine should stay in the processor's caches. `benchmarks/once.py` shows it.
-_STAGING_BYTES, _STAGING_BYTES_OF_MANY, _SEGMENT_BYTES_OF_MANY, _MANY_PROCESSES = 13 * MIB, 8 * MIB, 2 * MIB, 3
 _REQUEST_EDGES_BYTES = 2 * 65536  # as csrc/engine/engine.cpp demands beside a request
 _WIDENED = {"u1": "u8_to_i64", "u2": "u16_to_i64", "i2": "i16_to_i64", "i4": "i32_to_i64", "u4": "u32_to_i64"}
 
@@ -148,25 +145,16 @@ def shared_engine(options: EngineOptions, device: torch.device) -> _engine.Engin
             if ordinal >= 0:
                 _initialise_cuda(device)
                 _engine.set_cufile_search_path(cufile_of_wheels())
-            fields = dict(vars(options))
+            fields = vars(options) | staging_for(options, processes_here())
             del fields["stall_timeout_s"], fields["calibrate"]
             if options.bounce_bytes == 0 and share_bytes() < _SCARCE_BYTES:
                 fields["bounce_bytes"] = max(_SCARCE_BOUNCE_BYTES, options.request_bytes + _REQUEST_EDGES_BYTES)
-            if options.staging_bytes == 0:
-                fields |= _staging(options)
             engine = _engines[key] = _engine.Engine(cuda_ordinal=ordinal, **fields)
             if _spanned is not None and _spanned[0] == os.getpid():
                 _spanned[1].append(_with_spans(key, engine))
     if engine.fallback_reason:
         warn_once(engine.fallback_reason)
     return engine
-
-
-def _staging(options: EngineOptions) -> dict[str, int]:
-    """Return the options of staging memory for this process, which may be one of many on the machine."""
-    if options.segment_bytes == 0 and processes_here() >= _MANY_PROCESSES:
-        return {"staging_bytes": _STAGING_BYTES_OF_MANY, "segment_bytes": _SEGMENT_BYTES_OF_MANY}
-    return {"staging_bytes": max(_STAGING_BYTES, STAGED_SEGMENTS * options.segment_bytes)}
 
 
 def begin_spans() -> None:

@@ -27,7 +27,7 @@ def share_bytes() -> int:
 
 
 def processes_here() -> int:
-    """Return how many processes of this job run on this machine, as its launcher counts them; else 1."""
+    """Return how many processes of this job run on this machine, as its launcher counts them."""
     counts = (os.environ.get(name, "") for name in _PROCESSES_HERE)
     return next((int(count) for count in counts if count.isdecimal() and int(count) > 0), 1)
 

@@ -7,6 +7,9 @@ from dataclasses import KW_ONLY, dataclass, fields
 MIB = 2**20
 # A worker fills one segment, copies one, and waits for one: staging memory holds so many.
 STAGED_SEGMENTS = 3
+# Staging memory of a worker (docs/design-decisions.md has the measurements). That of all processes
+# on a machine should stay in the processor's caches. `benchmarks/once.py` shows it.
+_STAGING_BYTES, _STAGING_BYTES_OF_MANY, _SEGMENT_BYTES_OF_MANY, _MANY_PROCESSES = 13 * MIB, 8 * MIB, 2 * MIB, 3
 
 
 @dataclass(frozen=True)
@@ -84,3 +87,17 @@ class EngineOptions:
         changed = [(field.name, getattr(self, field.name)) for field in fields(self)]
         shown = [f"{name}={value!r}" for name, value in changed if value != getattr(type(self), name)]
         return f"EngineOptions({', '.join(shown)})"
+
+
+def staging_for(options: EngineOptions, processes: int) -> dict[str, int]:
+    """Return ``staging_bytes`` if ``options`` leave it open, and what changes with it.
+
+    Args:
+        options: of the engine.
+        processes: how many of this job run on this machine.
+    """
+    if options.staging_bytes:
+        return {}
+    if options.segment_bytes == 0 and processes >= _MANY_PROCESSES:
+        return {"staging_bytes": _STAGING_BYTES_OF_MANY, "segment_bytes": _SEGMENT_BYTES_OF_MANY}
+    return {"staging_bytes": max(_STAGING_BYTES, STAGED_SEGMENTS * options.segment_bytes)}

@@ -148,6 +148,7 @@ class Driver {
   Stream defaults[kDevices] = {{&contexts[0]}, {&contexts[1]}};
   std::set<Event*> events;
   std::map<Address, uint64_t> allocations;
+  std::set<Address> splits;  // addresses where two adjacent allocations meet
   std::map<Address, Registered> registrations;
   std::vector<std::unique_ptr<Module>> modules;
   std::vector<std::unique_ptr<Function>> functions;
@@ -187,12 +188,20 @@ class Driver {
     return found == streams.end() || (*found)->destroyed ? nullptr : *found;
   }
 
-  bool on_device(const Range& range) const {
-    auto next = allocations.upper_bound(range.begin);
-    if (next == allocations.begin()) return false;
+  // The allocation that holds an address; empty if there is none.
+  Range allocation_of(Address at) const {
+    auto next = allocations.upper_bound(at);
+    if (next == allocations.begin()) return {};
     --next;
-    return Range{next->first, next->second}.contains(range);
+    Address begin = next->first, end = next->first + next->second;
+    if (at >= end) return {};
+    const auto split = splits.upper_bound(at);
+    if (split != splits.end()) end = std::min(end, *split);
+    if (split != splits.begin()) begin = std::max(begin, *std::prev(split));
+    return {begin, end - begin};
   }
+
+  bool on_device(const Range& range) const { return allocation_of(range.begin).contains(range); }
 
   // The registration that contains a range, or null. Whole pages are registered.
   const Registered* registered(const Range& range) const {
@@ -530,6 +539,17 @@ int cuMemAlloc_v2(Address* result_address, size_t bytes) {
   return kSuccess;
 }
 
+int cuMemGetAddressRange_v2(Address* begin, size_t* bytes, Address at) {
+  Driver& driver = ::driver();
+  std::lock_guard lock(driver.mutex);
+  if (const int result = driver.enter("cuMemGetAddressRange"); result != kSuccess) return result;
+  const Range found = driver.allocation_of(at);
+  if (found.bytes == 0) return kNotFound;
+  *begin = found.begin;
+  *bytes = found.bytes;
+  return kSuccess;
+}
+
 int cuMemFree_v2(Address begin) {
   Driver& driver = ::driver();
   std::unique_lock lock(driver.mutex);
@@ -545,6 +565,7 @@ int cuMemFree_v2(Address begin) {
   for (const auto& recording : pending) driver.changed.wait(lock, [&] { return recording->done; });
   if (driver.in_use(&Work::device, {begin, bytes})) end("memory is freed while another thread puts it into a stream");
   if (driver.allocations.erase(begin) == 0) end("two threads free the same memory");
+  driver.splits.erase(driver.splits.lower_bound(begin), driver.splits.lower_bound(begin + bytes));
   std::free(reinterpret_cast<void*>(begin - (bytes >= kLargeBytes ? 0 : kAllocationAlignment)));
   return kSuccess;
 }
@@ -824,6 +845,18 @@ void fake_cuda_set_one_address(int one) {
   Driver& driver = ::driver();
   std::lock_guard lock(driver.mutex);
   driver.one_address = one != 0;
+}
+
+void fake_cuda_split(const void* memory) {
+  Driver& driver = ::driver();
+  std::lock_guard lock(driver.mutex);
+  driver.splits.insert(address(memory));
+}
+
+void fake_cuda_join() {
+  Driver& driver = ::driver();
+  std::lock_guard lock(driver.mutex);
+  driver.splits.clear();
 }
 
 int fake_cuda_is_device_memory(const void* memory, size_t bytes) {

@@ -36,6 +36,9 @@ void fake_cuda_set_copy_batches(int supported);
 // Whether memory that is registered read-only from now on has the same address on the device as on
 // the processor, as on x86.
 void fake_cuda_set_one_address(int one);
+// Makes an allocation two adjacent ones that meet at this address. They are freed together.
+void fake_cuda_split(const void* memory);
+void fake_cuda_join();  // undoes it
 // Whether all of it lies in one live allocation.
 int fake_cuda_is_device_memory(const void* memory, size_t bytes);
 // Whether the calling thread has a current device.

@@ -196,6 +196,7 @@ class Unexpected final : public Device {
   std::unique_ptr<Registration> register_mapping(const std::byte* memory, size_t bytes) override {
     return inner_->register_mapping(memory, bytes);
   }
+  AddressRange allocation_of(const std::byte* memory) override { return inner_->allocation_of(memory); }
   std::unique_ptr<Stream> make_stream() override { return inner_->make_stream(); }
   std::unique_ptr<Stream> foreign_stream(uintptr_t handle) override { return inner_->foreign_stream(handle); }
   void bind_thread() override { inner_->bind_thread(); }
@@ -255,6 +256,7 @@ class SlowToAllocate final : public Device {
   std::unique_ptr<Registration> register_mapping(const std::byte* memory, size_t bytes) override {
     return inner_->register_mapping(memory, bytes);
   }
+  AddressRange allocation_of(const std::byte* memory) override { return inner_->allocation_of(memory); }
   std::unique_ptr<Stream> make_stream() override { return inner_->make_stream(); }
   std::unique_ptr<Stream> foreign_stream(uintptr_t handle) override { return inner_->foreign_stream(handle); }
   void bind_thread() override {}

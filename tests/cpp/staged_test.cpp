@@ -209,6 +209,40 @@ TEST_P(StagedOverFaults, WritesManyPartsFromAnywhereOnTheDevice) {
   }
 }
 
+// As tensors have that were allocated one after the other.
+TEST_P(StagedOverFaults, NoCopyUsesTwoAdjacentAllocations) {
+  if (real_cuda()) GTEST_SKIP() << "a driver says nothing of where allocations lie";
+  const TemporaryFolder folder;
+  const auto engine = make_engine(setting());
+  for (const uint64_t apart : {0, 4096}) {  // in the file
+    for (const uint64_t each : {1000, 200'000}) {
+      SCOPED_TRACE(std::to_string(each) + " bytes, " + std::to_string(apart) + " apart");
+      const uint64_t whole = each % 4096 == 0 || apart == 0 ? each : each / 4096 * 4096 + 4096;
+      const Bytes content = random_bytes(4 * whole, each);
+      Memory memory(*device_, content.size());
+      memory.fill(content);
+      const std::string path = folder.write("a", Bytes(4 * (whole + apart)));
+      for (const Direction direction : {Direction::kWrite, Direction::kRead}) {
+        auto group = std::make_shared<Group>();
+        group->edit().direction = direction;
+        group->edit().files = direction == Direction::kRead
+                                  ? table_of({path})
+                                  : std::make_shared<FileTable>(File::open_for_writing(path, /*create=*/false));
+        for (uint64_t i = 0; i < 4; ++i) {
+          group->edit().transfers.push_back({0, i * (whole + apart), whole, memory.data() + i * whole});
+        }
+        for (const uint64_t tensor : {1, 3}) FAKE(cuda, fake_cuda_split)(memory.data() + tensor * whole);
+        ASSERT_TRUE(run(engine, group));
+        ASSERT_FALSE(group->result().error) << group->result().error->message;
+        for (const auto& copy : group->result().copies) copy->wait();
+        FAKE(cuda, fake_cuda_join)();
+        ASSERT_TRUE(same(memory.content(), content));
+        memory.fill(Bytes(content.size()));  // to be read
+      }
+    }
+  }
+}
+
 TEST_P(StagedOverFaults, TheLeastStagingMemoryIsEnoughForReadsAndWritesTogether) {
   const TemporaryFolder folder;
   const std::vector<Bytes> contents = {random_bytes(1'500'001, 1)};

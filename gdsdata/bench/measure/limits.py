@@ -38,7 +38,7 @@ COPYING_THREADS = 8  # at most: with ten and twelve no more came through (docs/d
 
 
 def memory_copy(seconds, each_bytes=64 * 2**20, threads=None):
-    """Measure GB/s copied by a thread a core, or `threads`, between buffers larger than the caches."""
+    """Measure GB/s copied between buffers larger than the caches, by `threads` or one a core."""
     threads = threads or min(COPYING_THREADS, len(os.sched_getaffinity(0)))
     pairs = [(np.ones(each_bytes, np.uint8), np.ones(each_bytes, np.uint8)) for _ in range(threads)]
     end = time.perf_counter() + seconds
