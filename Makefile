@@ -120,6 +120,29 @@ torch-versions: $(READY)  ## one wheel, tested with torch 2.11 and with torch 2.
 	  rm -rf $$there; \
 	done
 
+.PHONY: wheels
+wheels: $(TOOLS) build/.wheel-tools  ## manylinux wheels for Python 3.10 to 3.14 in dist/, checked: ARGS="3.12 --arch aarch64"
+	@build/wheel-tools/bin/python .ci/wheels.py $(ARGS)
+	@build/wheel-tools/bin/python .ci/check_wheels.py dist/*.whl
+
+.PHONY: sdist
+sdist: build/.wheel-tools  ## the sdist in dist/, in an environment of its own (a download of torch, some 3 GB)
+	@build/wheel-tools/bin/python -m build --sdist --outdir dist .
+	@build/wheel-tools/bin/python -m twine check --strict dist/*.tar.gz
+
+# Away from the sources, with the packages of $(VENV) but for gdsdata, and no compiler on the path.
+WHEEL_TESTS := $(addprefix tests/test_,checkpoint.py dataset.py doctor.py engine.py formats.py shuffle.py tensor.py)
+.PHONY: test-wheels
+test-wheels: $(INSTALLED)  ## the wheel of dist/ in a fresh environment: the doctor, then a part of the tests
+	@.ci/install-wheel $(VENV_PYTHON) dist build/wheel-test
+	@cp -r pyproject.toml README.md docs tests examples build/wheel-test/
+	@cd build/wheel-test && env -u PYTHONPATH CXX=false CC=false venv/bin/python -m gdsdata.doctor
+	@cd build/wheel-test && env -u PYTHONPATH venv/bin/python -m pytest $(WHEEL_TESTS) $(ARGS)
+
+.PHONY: lint-workflows
+lint-workflows: build/.actionlint  ## actionlint over .github/workflows/
+	@if [[ -x build/go/bin/actionlint ]]; then build/go/bin/actionlint; else echo "gdsdata: no actionlint here, because there is no Go"; fi
+
 build/.system-build: .ci/system-packages
 	@.ci/system-packages $$([[ -x $(VENV_PYTHON) ]] && echo $(VENV_PYTHON) || echo $(PYTHON))
 	@mkdir -p build && touch $@
@@ -133,6 +156,20 @@ build/.azurite:
 	@! command -v npm > /dev/null || npm install --silent --no-fund --prefix build/azurite azurite@3 || \
 	  echo "gdsdata: npm could not install azurite: its tests will be skipped"
 	@mkdir -p build && touch $@
+
+# It sees the packages of $(VENV), of which it needs torch's headers.
+build/.wheel-tools: .ci/wheel-tools.txt $(TOOLS)
+	@echo "gdsdata: installing a compiler and checks for wheels into build/wheel-tools: a download of some 100 MB, 500 MB unpacked"
+	@$(VENV_PYTHON) -m venv --clear build/wheel-tools
+	@site='import sysconfig; print(sysconfig.get_path("purelib"))'; \
+	  $(VENV_PYTHON) -c "$$site" > $$(build/wheel-tools/bin/python -c "$$site")/base.pth
+	@build/wheel-tools/bin/python -m pip --disable-pip-version-check install -q -r $<
+	@touch $@
+
+build/.actionlint:
+	@mkdir -p build
+	@! command -v go > /dev/null || GOBIN=$(CURDIR)/build/go/bin go install github.com/rhysd/actionlint/cmd/actionlint@v1.7.7
+	@touch $@
 
 # It sees the packages of $(VENV), torch among them.
 build/.frameworks: tests/frameworks.txt $(INSTALLED)

@@ -509,7 +509,7 @@ def test_without_liburing_asks_for_no_library(build_extension):
 def test_engine_builds_and_imports_without_liburing(tmp_path):
     """LIBURING_PREFIX names an empty folder, so that the machine's liburing is not found."""
     ignored = shutil.ignore_patterns("*.so", "__pycache__")
-    for folder in ("csrc", "gdsdata", "configs"):
+    for folder in ("csrc", "gdsdata", "configs", "licenses"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored)
     for name in ("pyproject.toml", "README.md", "LICENSE"):  # the metadata names the other two
         shutil.copy(ROOT / name, tmp_path)

@@ -120,7 +120,11 @@ uint32_t joined(uint32_t polynomial, uint32_t of_first, uint32_t of_second, uint
 #if defined(__x86_64__) || defined(__aarch64__)
 
 #if defined(__x86_64__)
+#if defined(__clang__)  // some builds of clang do not count the instruction to SSE4.2
+#define GDSDATA_CRC32C_TARGET __attribute__((target("sse4.2,crc32")))
+#else
 #define GDSDATA_CRC32C_TARGET __attribute__((target("sse4.2")))
+#endif
 bool has_crc32c() { return __builtin_cpu_supports("sse4.2") != 0; }
 GDSDATA_CRC32C_TARGET inline uint32_t step(uint32_t state, uint64_t word) {
   return static_cast<uint32_t>(_mm_crc32_u64(state, word));

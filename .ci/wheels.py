@@ -1,0 +1,138 @@
+"""Build gdsdata's wheels for manylinux.
+
+Zig's C++ compiler is a clang with the headers and stubs of every glibc. So the wheels need no newer
+glibc than those of torch, whatever this machine has. libc++ and liburing are linked in. Only
+csrc/python/ is compiled for each Python. docs/internals/wheels.md has the rest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import headers
+import packing
+
+ROOT = Path(__file__).resolve().parent.parent
+PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+GLIBC = (2, 28)  # torch's own wheels need this one
+# -Wno-unknown-attributes: gnu::optimize is GCC's.
+COMPILE = ["-fPIC", "-DNDEBUG", "-Wno-unknown-attributes", "-fdebug-compilation-dir=."]
+LINK = ["-shared", "-pthread", "-ldl", "-Wl,--build-id=sha1", "-Wl,-z,relro,-z,now", "-Wl,-z,undefs"]
+NINJA = """\
+builddir = {folder}
+rule cxx
+  command = {zig} c++ -target {triple} $flags -MMD -MF $out.d -c $in -o $out
+  description = $out
+  depfile = $out.d
+  deps = gcc
+rule link
+  command = {zig} c++ -target {triple} $in -o $out $flags
+  description = $out
+"""
+
+
+@dataclass(frozen=True)
+class Target:
+    """The machines that a wheel serves."""
+
+    arch: str
+
+    @property
+    def triple(self) -> str:
+        return f"{self.arch}-linux-gnu.{GLIBC[0]}.{GLIBC[1]}"
+
+    @property
+    def platform(self) -> str:
+        return f"manylinux_{GLIBC[0]}_{GLIBC[1]}_{self.arch}"
+
+    @property
+    def folder(self) -> Path:
+        return ROOT / "build" / "wheels" / self.arch
+
+
+def torch_headers() -> Path:
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise SystemExit("wheels: torch is not installed: its folder include/ has pybind11's headers. Run make wheels")
+    return Path(spec.origin).parent / "include"
+
+
+def quoted(words: list[str]) -> str:
+    """Return the words for a shell, within ninja's rules."""
+    return shlex.join(words).replace("$", "$$")
+
+
+def ninja_file(target: Target, pythons: list[str]) -> str:
+    """Return the rules for every object and engine. All Pythons share most objects."""
+    extension = packing.distribution().ext_modules[0]
+    zig = quoted([sys.executable, "-m", "ziglang"])
+    torch = torch_headers()
+    uring = headers.liburing(target.arch)
+    seen = {ROOT: ".", torch: "torch", uring: "liburing"}
+    shared = [*extension.extra_compile_args, *COMPILE, "-Icsrc", "-isystem", f"{uring}/include"]
+    folder = target.folder.relative_to(ROOT)
+    text = NINJA.format(folder=folder, zig=zig, triple=target.triple)
+
+    def objects(sources: list[Path], place: Path, flags: list[str], known: dict[Path, str]) -> list[str]:
+        nonlocal text
+        maps = [f"-ffile-prefix-map={path}={name}" for path, name in known.items()]
+        made = []
+        for source in sources:
+            name = (place / source.relative_to("csrc")).with_suffix(".o").as_posix()
+            text += f"build {name}: cxx {source.as_posix()}\n  flags = {quoted(flags + maps)}\n"
+            made.append(name)
+        return made
+
+    sources = sorted(path.relative_to(ROOT) for path in (ROOT / "csrc").rglob("*.cpp"))
+    of_python = [path for path in sources if path.parts[1] == "python"]
+    common = objects([path for path in sources if path not in of_python], folder / "common", shared, seen)
+    script = folder / "exports"
+    for version in pythons:
+        include = headers.python(version, target.arch)
+        flags = [*shared, "-isystem", str(torch), *(word for path in include for word in ("-isystem", str(path)))]
+        own = folder / version
+        made = objects(of_python, own, flags, {**seen, **dict.fromkeys(include, "python")})
+        link = [f"{uring}/lib/liburing.a", *LINK, f"-Wl,--version-script={script}"]
+        for name, strip in (("_engine.so", ["-s"]), ("_engine.debug", [])):
+            text += f"build {own}/{name}: link {' '.join(common + made)} | {script}\n  flags = {quoted(link + strip)}\n"
+    return text
+
+
+def build_engines(target: Target, pythons: list[str], jobs: int) -> None:
+    target.folder.mkdir(parents=True, exist_ok=True)
+    (target.folder / "exports").write_text("{ global: PyInit__engine; local: *; };\n")
+    rules = target.folder / "build.ninja"
+    rules.write_text(ninja_file(target, pythons))
+    environment = {**os.environ, "ZIG_GLOBAL_CACHE_DIR": str(ROOT / "build" / "zig")}
+    command = [sys.executable, "-m", "ninja", "-f", str(rules), "-j", str(jobs)]
+    if subprocess.run(command, cwd=ROOT, env=environment).returncode != 0:
+        raise SystemExit(f"wheels: the engine did not build for {target.triple}: the compiler's words are above")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("pythons", nargs="*", metavar="PYTHON", help=f"default: {' '.join(PYTHONS)}")
+    parser.add_argument("--arch", choices=("x86_64", "aarch64"), default=os.uname().machine)
+    parser.add_argument("--out", type=Path, default=ROOT / "dist")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    arguments = parser.parse_args()
+    target = Target(arguments.arch)
+    pythons = arguments.pythons or list(PYTHONS)
+    os.chdir(ROOT)
+    os.umask(0o022)
+    os.environ.setdefault("SOURCE_DATE_EPOCH", packing.commit_time())
+    build_engines(target, pythons, arguments.jobs)
+    for version in pythons:
+        wheel = packing.pack(target.folder / version / "_engine.so", version, target.platform, arguments.out)
+        print(f"{wheel.name}: {wheel.stat().st_size / 1e6:.2f} MB", flush=True)
+
+
+if __name__ == "__main__":
+    main()
