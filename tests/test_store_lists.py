@@ -148,7 +148,18 @@ def test_an_index_file_names_objects(serve):
 
 @pytest.mark.parametrize(
     "line",
-    ["../up.tar", "%2e%2e/up.tar", "http://[", "/etc/passwd", "file:///etc/passwd", "s3://bucket/key", "a/../../b"],
+    [
+        "../up.tar",
+        "%2e%2e/up.tar",
+        "%2e%2e?x",
+        "..#x",
+        "x%00y",
+        "http://[",
+        "/etc/passwd",
+        "file:///etc/passwd",
+        "s3://bucket/key",
+        "a/../../b",
+    ],
 )
 def test_an_index_file_leads_nowhere_else(serve, line):
     serve(lambda *_: f"a.tar\n{line}\n".encode())

@@ -97,10 +97,23 @@ void advise(int fd, PageRange pages, int advice) {
                   advice);
 }
 
+// A pipe in the place of a file is opened at once, and refused later. Without O_NONBLOCK the call
+// would wait for somebody who writes into it. Reads must not have the flag: io_uring would answer
+// them with EAGAIN where a file system knows no IOCB_NOWAIT.
+int open_without_waiting(const char* path, int flags) {
+  const int fd = ::open(path, flags | O_NONBLOCK);
+  if (fd < 0) return errno == EWOULDBLOCK ? ::open(path, flags) : fd;  // another process has a lease (fcntl(2))
+  ::fcntl(fd, F_SETFL, flags & ~O_ACCMODE);
+  return fd;
+}
+
 // Returns an empty descriptor if it gives up. Every other error is a Failure.
 Descriptor open_buffered(const std::string& path, int flags, WhenTaken when_taken) {
   const bool writing = (flags & O_ACCMODE) != O_RDONLY;
-  const auto open = [&] { return ::open(path.c_str(), flags | O_CLOEXEC, 0666); };
+  const auto open = [&] {
+    return writing ? ::open(path.c_str(), flags | O_CLOEXEC, 0666)
+                   : open_without_waiting(path.c_str(), flags | O_CLOEXEC);
+  };
   Descriptor opened(open_descriptor(open, when_taken));
   const bool gives_up = when_taken == WhenTaken::kGiveUp && is_out_of_descriptors(errno);
   if (opened.get() < 0 && !gives_up) {

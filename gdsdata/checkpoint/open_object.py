@@ -97,11 +97,11 @@ class _Reader(io.RawIOBase):
         return self._at
 
 
-def read_object(url: str) -> bytes:
-    """Return the content of a small object.
+def read_object(url: str, most_bytes: int | None = None) -> bytes:
+    """Return the content of a small object, or its first ``most_bytes``.
 
     Raises:
         FileNotFoundError, PermissionError, IoError: it cannot be read.
     """
     opened = open_path(url)
-    return opened.read(0, opened.size_bytes)
+    return opened.read(0, opened.size_bytes if most_bytes is None else min(opened.size_bytes, most_bytes))

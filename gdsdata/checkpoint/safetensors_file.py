@@ -30,6 +30,7 @@ from gdsdata.io.options import EngineOptions
 
 CHECKSUMS = "gdsdata_crc32"
 _OBJECTS_AT_A_TIME = 16  # whose headers are read
+_LONGEST_INDEX_BYTES = 2**28  # a tensor has some 100
 _PAGE_BYTES = 4096  # the data begin on a page
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -175,6 +176,8 @@ def weight_map(index: OpenFile) -> dict[str, str]:
     """
     path = index.path
     try:
+        if index.size_bytes > _LONGEST_INDEX_BYTES:
+            raise ValueError(f"it has {index.size_bytes} bytes, more than {_LONGEST_INDEX_BYTES}")
         of_tensor: dict[str, str] = json.loads(index.read(0, index.size_bytes))["weight_map"]
         names = dict.fromkeys(of_tensor.values())
         if any(os.path.basename(name) != name or name in ("", ".", "..") for name in names):

@@ -155,10 +155,13 @@ class Image:
         resize: (height, width) of all images, whatever their proportions. Bilinear and antialiased,
             as in ``torch.nn.functional.interpolate``. None: each keeps its size.
         mode: ``"RGB"``, or ``"GRAY"`` with one channel instead of three.
+        most_pixels: of an image, before it is resized. A JPEG, PNG or GIF whose header says more is
+            undecodable, because few bytes can become any number of pixels.
     """
 
     resize: tuple[int, int] | None = None
     mode: Literal["RGB", "GRAY"] = "RGB"
+    most_pixels: int = 2**28
 
     def __post_init__(self) -> None:
         if self.mode not in ("RGB", "GRAY"):
@@ -181,7 +184,15 @@ class Image:
         return batch.images()
 
     def _decoded(self, samples: Sequence[torch.Tensor], i: int) -> torch.Tensor:
-        return _value_of(samples, i, lambda sample: images.codec().decode(sample, self.mode))
+        return _value_of(samples, i, self._decoded_one)
+
+    def _decoded_one(self, sample: torch.Tensor) -> torch.Tensor:
+        if (pixels := images.pixels_of(sample)) > self.most_pixels:
+            raise ValueError(f"its header says {pixels} pixels, more than Image(most_pixels={self.most_pixels}) allows")
+        return images.codec().decode(sample, self.mode)
+
+    def _is_for_gpu(self, sample: torch.Tensor) -> bool:
+        return images.is_plain_jpeg(sample) and images.pixels_of(sample) <= self.most_pixels
 
     def _fitted(self, image: torch.Tensor) -> torch.Tensor:
         return image if self.resize is None else images.resized(image, self.resize)
@@ -189,7 +200,7 @@ class Image:
     def _decoded_on_gpu(
         self, samples: Sequence[torch.Tensor], device: torch.device, threads: Threads
     ) -> list[torch.Tensor]:
-        plain, refused, decoded = [i for i, sample in enumerate(samples) if images.is_plain_jpeg(sample)], "", {}
+        plain, refused, decoded = [i for i, sample in enumerate(samples) if self._is_for_gpu(sample)], "", {}
         if plain:
             try:
                 there = images.codec().decode_jpegs([samples[i] for i in plain], self.mode, device)

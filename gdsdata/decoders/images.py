@@ -13,6 +13,8 @@ from torch.nn.functional import interpolate
 # JPEG's markers of frames in baseline, extended and progressive Huffman coding (ITU-T T.81, table
 # B.1).
 _FRAMES = (0xC0, 0xC1, 0xC2)
+_NO_FRAMES = (0xC4, 0xC8, 0xCC)  # among the codes of frames: tables, and one that is reserved
+_PNG, _GIF = b"\x89PNG\r\n\x1a\n", b"GIF8"
 _START, _END, _APP1 = b"\xff\xd8", b"\xff\xd9", 0xE1
 _EXIF, _RIFF = b"Exif\0\0", b"RIFF"
 _ORIENTATION = 0x0112  # the tag in EXIF's first directory; 1 is upright
@@ -102,6 +104,29 @@ def resized(image: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
         return interpolate(image[None], size, mode="bilinear", antialias=True)[0]
     floats = interpolate(image[None].float(), size, mode="bilinear", antialias=True)[0]  # CUDA's takes no integers
     return floats.round().clamp(0, 255).to(torch.uint8)
+
+
+def pixels_of(content: torch.Tensor) -> int:
+    """Return how many pixels the header of a JPEG, PNG or GIF says; 0 if it is another kind.
+
+    A WebP has at most 2**28 of them.
+
+    Source: ITU-T T.81, B.2.2; PNG, third edition, 11.2.1; GIF89a, 18.
+    """
+    data = content.numpy().data
+    if data[:8] == _PNG:
+        return int.from_bytes(data[16:20], "big") * int.from_bytes(data[20:24], "big")
+    if data[:4] == _GIF:
+        return int.from_bytes(data[6:8], "little") * int.from_bytes(data[8:10], "little")
+    if data[:2] != _START:
+        return 0
+    at = 2
+    while at + 9 <= len(data) and data[at] == 0xFF:
+        if 0xC0 <= data[at + 1] <= 0xCF and data[at + 1] not in _NO_FRAMES:
+            return int.from_bytes(data[at + 5 : at + 7], "big") * int.from_bytes(data[at + 7 : at + 9], "big")
+        is_fill = data[at + 1] == 0xFF
+        at += 1 if is_fill else 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+    return 0
 
 
 def is_plain_jpeg(content: torch.Tensor) -> bool:

@@ -47,6 +47,24 @@ def folder_of_objects(where: str | os.PathLike[str], kind: str) -> str:
     return folder_of_derived(kind) or folder_of("user", kind)
 
 
+def make_folder(folder: str) -> None:
+    """Make a folder for cached files. Below ``~/.cache`` it is this user's alone, as XDG wants it.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    is_users = os.path.abspath(folder).startswith(os.path.abspath(folder_of("user", "")) + os.sep)
+    os.makedirs(folder, 0o700 if is_users else 0o777, exist_ok=True)
+
+
+def lock_opener(path: str, flags: int) -> int:
+    """Open a file that is only locked.
+
+    A link in its place, which another user may have made, is not followed.
+    """
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+
+
 @contextlib.contextmanager
 def written(path: str) -> Iterator[BinaryIO]:
     """Yield a file to write, which has the name ``path`` after the block.
@@ -56,7 +74,7 @@ def written(path: str) -> Iterator[BinaryIO]:
     Raises:
         OSError: of any step, and nothing is left.
     """
-    os.makedirs(os.path.dirname(path), exist_ok=True)
+    make_folder(os.path.dirname(path))
     temporary = f"{path}.{os.urandom(4).hex()}.tmp"
     try:
         with open(temporary, "xb") as file:

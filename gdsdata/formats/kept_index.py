@@ -160,8 +160,8 @@ class KeptIndex:
         Without file locks none waits.
         """
         try:
-            os.makedirs(self._folder, exist_ok=True)
-            lock = os.open(f"{self._place}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            caches.make_folder(self._folder)
+            lock = caches.lock_opener(f"{self._place}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         except OSError:
             yield True
             return

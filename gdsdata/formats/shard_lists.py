@@ -14,6 +14,8 @@ from gdsdata.storage.opened import read_whole
 
 # Offsets have 32 bits, so nothing in a shard is longer.
 LARGEST_BYTES = 2**32 - 1
+# Half a million shards have some 200 MB of it.
+LONGEST_JSON_BYTES = 2**30
 
 T = TypeVar("T")
 
@@ -40,7 +42,7 @@ def read_json(path: str) -> dict[str, Any]:
         CorruptData: it is no JSON, or no object.
         FileNotFoundError, IoError: it is not available.
     """
-    text = read_whole(path).tobytes()
+    text = read_whole(path, LONGEST_JSON_BYTES).tobytes()
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as reason:  # ValueError: no JSON, no Unicode, a number of 5000 digits

@@ -38,6 +38,7 @@ from gdsdata.formats.sample import Sample
 from gdsdata.formats.tables import TableIndex
 from gdsdata.formats.windows import WindowIndex
 from gdsdata.io.engine import crc32c_of_rows
+from gdsdata.storage.regular import regular
 
 _HEAD = struct.Struct("<16s I 4x Q")
 _MAGIC = b"gdsdata index v2"
@@ -139,7 +140,7 @@ def read(path: str) -> Stored:
         Damaged: it is not such a file.
         OSError: it is not available.
     """
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=regular) as file:
         head = file.read(_HEAD.size)
         if len(head) < _HEAD.size or not head.startswith(_MAGIC):
             raise Damaged(f"{path} has another magic")

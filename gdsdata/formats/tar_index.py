@@ -15,6 +15,7 @@ import numpy as np
 
 from gdsdata.formats import caches
 from gdsdata.formats.parsers.tar_members import RECORD_BYTES, Members
+from gdsdata.storage.regular import regular
 
 # Magic with the version, and CRC-32 of all that follows: size in bytes and mtime in ns of the tar,
 # number of members, bytes of the extensions, these (JSON), and the members' columns.
@@ -81,7 +82,7 @@ def kept_members(kept_at: str | None, size_bytes: int, mtime_ns: int) -> Members
     if kept_at is None:
         return None
     try:
-        with open(kept_at, "rb") as file:
+        with open(kept_at, "rb", opener=regular) as file:
             # A member takes more of its tar than of its index.
             return unpack_members(file.read(_KEPT.size + size_bytes), size_bytes, mtime_ns)
     except OSError:

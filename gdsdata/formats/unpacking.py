@@ -282,7 +282,7 @@ def _is_there(target: str, shard: Shard) -> bool:
 def _require_space(folder: str, size_bytes: int) -> None:
     """Refuse files that would fill the disk, before the first byte is written."""
     try:
-        os.makedirs(folder, exist_ok=True)
+        caches.make_folder(folder)
         free_bytes = shutil.disk_usage(folder).free
     except OSError as error:
         message = f"compressed shards cannot be unpacked into {folder}: {error.strerror}; choose another with unpacked="
@@ -336,8 +336,8 @@ def _turn_of(file: BinaryIO, target: str) -> Iterator[None]:
         if not isinstance(file, io.FileIO) and not isinstance(getattr(file, "raw", None), io.FileIO):
             name = f"{target}.lock"  # an object has no lock
             with contextlib.suppress(OSError):
-                os.makedirs(os.path.dirname(target), exist_ok=True)
-                lock = stack.enter_context(open(name, "wb"))
+                caches.make_folder(os.path.dirname(target))
+                lock = stack.enter_context(open(name, "ab", opener=caches.lock_opener))
         with contextlib.suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -6,14 +6,19 @@ import atexit
 import errno
 import importlib
 import os
+import re
 import threading
 import time
+from collections.abc import Mapping
 
 from gdsdata.io import engine
 
 # Resolved by name when the first URL is read: local data needs none of it.
 _STORES = ".storage.stores"
 _MOST_AT_ONCE = 256
+# RFC 9110, 5.1 and 5.5: a name is a token; a value has no control characters but tabs.
+_NO_NAME = re.compile(r"[^!#$%&'*+.^_`|~0-9A-Za-z-]")
+_NO_VALUE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _PATIENCE_S = 0.5  # how often the thread looks whether the program ends
 
 CACHE_VARIABLE = "GDSDATA_CACHE"
@@ -63,9 +68,20 @@ def use_cache(folder: str | None, most_bytes: int | None) -> None:
     """
     global _folder, _most_bytes
     if folder is not None:
-        os.makedirs(folder, exist_ok=True)
+        make_cache_folder(folder)
     engine.use_cache(folder, _NO_NEW_BOUND if most_bytes is None else most_bytes, BLOCK_BYTES)
     _folder, _most_bytes = folder, most_bytes
+
+
+def make_cache_folder(folder: str) -> None:
+    """Make the folder of a cache for this user alone: it has copies of what credentials protect.
+
+    Users who share a cache make its folder themselves, with the mode that they want.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    os.makedirs(folder, 0o700, exist_ok=True)
 
 
 def table_of(url: str) -> engine.FileTable:
@@ -80,6 +96,26 @@ def table_of(url: str) -> engine.FileTable:
     return engine.table_of([url], [(identity.size_bytes, identity.version)], [None])
 
 
+def header_lines(headers: Mapping[str, str]) -> list[str]:
+    """Return headers as libcurl takes them.
+
+    libcurl sends them as they are, so a line break in one would begin another header.
+
+    Raises:
+        ValueError: a name or a value has a character that no header has. It may be a secret, and is
+            not shown.
+    """
+    for name, value in headers.items():
+        if _NO_NAME.search(name) or not name or _NO_VALUE.search(value):
+            what = "name is empty, or" if value.isprintable() else "value"
+            raise ValueError(
+                f"the header {name[:40]!r}: its {what} has a line break or another character that no header may have. "
+                "Check headers= and credentials, such as a token that was read from a file with its line's end"
+            )
+    # To libcurl, "name:" means not to send the header.
+    return [f"{name}: {value}" if value else f"{name};" for name, value in headers.items()]
+
+
 def _answer(stores: object) -> None:
     while not _ends.is_set():
         for wanted in engine.take_access_requests(_MOST_AT_ONCE, _PATIENCE_S):
@@ -89,8 +125,7 @@ def _answer(stores: object) -> None:
                     # Perhaps the secret has ended, and nothing had said when it would.
                     store.doubt_secret(time.time() - age_s)
                 access = store.access(location.key)
-                headers = [f"{name}: {value}" for name, value in access.headers.items()]
-                wanted.grant(access.url, headers, access.lifetime_s)
+                wanted.grant(access.url, header_lines(access.headers), access.lifetime_s)
             except FileNotFoundError as error:
                 wanted.refuse("not_found", str(error), errno.ENOENT)
             except ValueError as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gdsdata.io import engine
-from gdsdata.io.remote_access import BLOCK_BYTES, CACHE_VARIABLE
+from gdsdata.io.remote_access import BLOCK_BYTES, CACHE_VARIABLE, make_cache_folder
 from gdsdata.storage.settings import size_bytes_of
 
 _STATE = "cache.state"  # as csrc/base/cache_totals.cpp has it
@@ -44,7 +44,7 @@ class Cache:
         """Open a cache, or make one.
 
         Args:
-            folder: on a disk of this machine. It is created.
+            folder: on a disk of this machine. It is created, for this user alone.
             most_bytes: the space that it may take, as a number or as "500GiB". Without it, this
                 process only reads the cache, or keeps to the bound that it gave before.
 
@@ -53,6 +53,7 @@ class Cache:
             OSError: the folder cannot be used.
         """
         most = None if most_bytes is None else size_bytes_of(most_bytes)
+        make_cache_folder(os.fspath(folder))
         self.blocks = engine.BlockCache(os.fspath(folder), most, BLOCK_BYTES)
 
     @property

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from gdsdata.errors import IoError
 from gdsdata.io import engine
+from gdsdata.io.remote_access import header_lines
 
 
 def exchange(
@@ -28,9 +29,9 @@ def exchange(
             the headers say: ``TimeoutError``, ``ssl.SSLCertVerificationError``,
             ``socket.gaierror`` or ``ConnectionError`` if they apply.
         BackendUnavailable: there is no libcurl.
+        ValueError: a header is none.
     """
-    # To libcurl, "name:" means not to send the header.
-    lines = [f"{name}: {value}" if value else f"{name};" for name, value in headers.items()]
+    lines = header_lines(headers)
     try:
         status, found, content = engine.http_exchange(method, url, lines, body or None, timeout_s, most_bytes + 1)
     except IoError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -10,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from gdsdata.errors import IoError
+from gdsdata.storage.regular import REFUSED, open_without_waiting
 from gdsdata.storage.urls import have_urls, is_remote
 
 # Files whose heads are asked for before the first is read. With a cold cache the disk then serves
@@ -103,7 +105,7 @@ def _heads_of(paths: Sequence[str], head_bytes: int) -> _Heads:
     descriptors: list[int] = []
     try:
         for path in paths:
-            descriptors.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+            descriptors.append(open_without_waiting(path))
             os.posix_fadvise(descriptors[-1], 0, 0, os.POSIX_FADV_RANDOM)  # the head alone, no readahead behind it
             if head_bytes:  # to the kernel, 0 means the whole file
                 os.posix_fadvise(descriptors[-1], 0, head_bytes, os.POSIX_FADV_WILLNEED)
@@ -116,7 +118,8 @@ def _heads_of(paths: Sequence[str], head_bytes: int) -> _Heads:
     except FileNotFoundError:
         raise
     except OSError as error:
-        message = f"indexing {path}: reading its first {head_bytes} bytes failed: {error.strerror}"
+        reason = REFUSED if error.errno == errno.ESPIPE else error.strerror
+        message = f"indexing {path}: reading its first {head_bytes} bytes failed: {reason}"
         raise IoError.caused_by(error, message, path, 0, head_bytes) from error
     finally:
         for descriptor in descriptors:

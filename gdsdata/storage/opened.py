@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import BinaryIO, Protocol, TypeVar
 
 import numpy as np
 
-from gdsdata.errors import IoError
+from gdsdata.errors import CorruptData, IoError
 from gdsdata.storage.heads import sizes_of
+from gdsdata.storage.regular import REFUSED, open_without_waiting, regular
 from gdsdata.storage.urls import have_urls, is_remote
 
 T = TypeVar("T")
@@ -90,22 +92,41 @@ def open_files(paths: Sequence[str], at_random: bool = False) -> Iterator[list[O
         yield [stack.enter_context(open_file(path, at_random)) for path in paths]
 
 
-def read_whole(path: str) -> np.ndarray:
+def read_whole(path: str, most_bytes: int | None = None) -> np.ndarray:
     """Return all bytes of a file or an object: uint8, one dimension.
+
+    Args:
+        most_bytes: a longer one is refused before memory is allocated.
 
     Raises:
         FileNotFoundError, IoError: it is not available.
+        CorruptData: it has more than ``most_bytes``.
     """
     if not is_remote(path):
         try:
-            return np.fromfile(path, np.uint8)
+            with open(path, "rb", buffering=0, opener=regular) as content:
+                check_length(path, os.fstat(content.fileno()).st_size, most_bytes)
+                return np.fromfile(content, np.uint8)
         except FileNotFoundError:
             raise
         except OSError as error:
             message = f"reading {path} failed: {error.strerror or error}"  # numpy's own have no strerror
             raise IoError.caused_by(error, message, path) from error
     with open_file(path) as file:
+        check_length(path, file.size_bytes, most_bytes)
         return np.frombuffer(file.read(0, file.size_bytes), np.uint8)
+
+
+def check_length(path: str, size_bytes: int, most_bytes: int | None) -> None:
+    """Raise CorruptData if a file that is read as a whole is too long: it may be one large hole."""
+    if most_bytes is not None and size_bytes > most_bytes:
+        raise CorruptData(
+            f"{path} has {size_bytes} bytes, and no file of its kind has more than {most_bytes}: fetch or write it "
+            "again",
+            path,
+            0,
+            size_bytes,
+        )
 
 
 def open_stream(path: str) -> BinaryIO:
@@ -118,7 +139,7 @@ def open_stream(path: str) -> BinaryIO:
         from gdsdata.storage.remote_file import stream_of
 
         return stream_of(path)
-    return open(path, "rb")
+    return open(path, "rb", opener=regular)
 
 
 def exist(paths: Sequence[str]) -> list[bool]:
@@ -166,12 +187,15 @@ class _LocalFile:
         self._buffer = bytearray()  # of `read_if_cached`
         self._knows_cached = True
         try:
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._descriptor = open_without_waiting(path)
         except FileNotFoundError:
             raise
         except OSError as error:
             raise IoError.caused_by(error, f"indexing {path}: it cannot be opened: {error.strerror}", path) from error
         status = os.fstat(self._descriptor)
+        if stat.S_ISFIFO(status.st_mode):
+            os.close(self._descriptor)
+            raise IoError(errno.EINVAL, f"indexing {path}: {REFUSED}", path)
         self.size_bytes, self.mtime_ns = status.st_size, status.st_mtime_ns
         if at_random:
             with contextlib.suppress(OSError):  # advice

@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from gdsdata.checkpoint.background.folder_lock import FolderLock
 from gdsdata.checkpoint.background.manifest import (
+    LONGEST_BYTES,
     MANIFEST,
     RANK_FILE,
     Manifest,
@@ -30,6 +31,7 @@ from gdsdata.checkpoint.background.manifest import (
 from gdsdata.checkpoint.file_writer import TEMPORARY, FileWriter, make_folder, sync_folder
 from gdsdata.errors import CorruptData
 from gdsdata.io.options import EngineOptions
+from gdsdata.storage.regular import regular
 
 _RUN_ID = "run-id"
 _RUN_ID_CHARACTERS = 16
@@ -90,7 +92,7 @@ class CheckpointFolder:
         A file with anything else counts as none: the name is part of paths.
         """
         try:
-            with open(os.path.join(self.path, _RUN_ID), "rb") as file:
+            with open(os.path.join(self.path, _RUN_ID), "rb", opener=regular) as file:
                 found = file.read(_RUN_ID_CHARACTERS + 1)
         except FileNotFoundError:
             return None
@@ -112,8 +114,8 @@ class CheckpointFolder:
         """
         path = self.file(step, MANIFEST)
         try:
-            with open(path, "rb") as file:
-                content = file.read()
+            with open(path, "rb", opener=regular) as file:
+                content = file.read(LONGEST_BYTES + 1)
         except (FileNotFoundError, NotADirectoryError):
             return None
         return parsed_manifest(content, step, path)

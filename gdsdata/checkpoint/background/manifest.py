@@ -17,6 +17,9 @@ from gdsdata.errors import CorruptData
 MANIFEST = "manifest.json"
 RANK_FILE = r"rank-[0-9]+-[0-9a-f]{8}\.pt"
 _FORMAT = 1
+# A file of a rank has some 80 bytes of it.
+LONGEST_BYTES = 2**26
+_MOST_DIGITS = 18  # of a step
 _STEP_FOLDER = re.compile(r"step-(0|[1-9][0-9]*)")
 _RANK_FILE = re.compile(RANK_FILE)
 
@@ -66,7 +69,7 @@ def folder_of_step(step: int) -> str:
 def step_of_folder(name: str) -> int | None:
     """Return the step whose folder has a name; None if it is another folder."""
     found = _STEP_FOLDER.fullmatch(name)
-    return int(found[1]) if found else None
+    return int(found[1]) if found and len(found[1]) <= _MOST_DIGITS else None
 
 
 def is_rank_file(name: str) -> bool:
@@ -86,13 +89,21 @@ def parsed_manifest(content: bytes, step: int, path: str) -> Manifest:
         CorruptData: it is damaged.
     """
     try:
+        if len(content) > LONGEST_BYTES:
+            raise ValueError(f"it has more than {LONGEST_BYTES} bytes")
         found = json.loads(content)
         if found["format"] != _FORMAT:
             raise ValueError(f"it is of format {found['format']!r}, and this version knows {_FORMAT}")
-        files = tuple(SavedFile(str(one["name"]), int(one["size_bytes"])) for one in found["files"])
+        files = tuple(SavedFile(str(one["name"]), _count(one["size_bytes"])) for one in found["files"])
         if found["step"] != step or not all(is_rank_file(one.name) for one in files):
             raise ValueError("it is of another step, or names files that are none of a checkpoint's")
-        return Manifest(step, int(found["sequence"]), files)
-    except (ValueError, KeyError, TypeError) as error:
+        return Manifest(step, _count(found["sequence"]), files)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         message = f"'{path}' is no manifest: {error!r}; remove its folder to go on without it"
         raise CorruptData(message, path) from error
+
+
+def _count(value: object) -> int:
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise ValueError(f"{value!r:.50} is no number of bytes, and no sequence")
+    return value

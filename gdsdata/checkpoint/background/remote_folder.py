@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from gdsdata.checkpoint.background.manifest import (
+    LONGEST_BYTES,
     MANIFEST,
     Manifest,
     SavedFile,
@@ -136,7 +137,7 @@ class RemoteFolder:
             return known
         url = self.file(step, MANIFEST)
         try:
-            manifest = parsed_manifest(read_object(url), step, url)
+            manifest = parsed_manifest(read_object(url, LONGEST_BYTES + 1), step, url)
         except FileNotFoundError:
             return None
         with self._lock:

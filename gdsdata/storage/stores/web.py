@@ -187,8 +187,9 @@ def _is_web_url(name: str) -> bool:
 
 def _is_below(name: str) -> bool:
     """Return whether a relative name stays in its folder, also if a server decodes it."""
-    is_plain = listing.is_plain(name) and listing.is_plain(unquote(name))
-    return is_plain and not name.startswith("/") and ":" not in name.partition("/")[0]
+    path = name.partition("#")[0].partition("?")[0]
+    is_plain = listing.is_plain(path) and listing.is_plain(unquote(path)) and "\0" not in unquote(name)
+    return is_plain and not path.startswith("/") and ":" not in path.partition("/")[0]
 
 
 def _lines(url: str, response: Response) -> list[str]:

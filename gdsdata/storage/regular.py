@@ -1,0 +1,40 @@
+"""`regular`: an opener of files, which refuses pipes at once and does not wait for a writer.
+
+Folders of data and checkpoints come from others: an archive may have pipes among its files.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+REFUSED = "it is a pipe or a device, and no file: remove it, or fetch the folder again"
+
+
+def open_without_waiting(path: str | os.PathLike[str], flags: int = os.O_RDONLY | os.O_CLOEXEC) -> int:
+    """Open a file to read it, and return its descriptor.
+
+    A pipe is opened too: its reads by offset fail (ESPIPE). `regular` also looks what it is.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    try:
+        return os.open(path, flags | os.O_NONBLOCK)
+    except BlockingIOError:  # another process has a lease on it: fcntl(2)
+        return os.open(path, flags)
+
+
+def regular(path: str, flags: int) -> int:
+    """Open a file to read it: an ``opener`` of Python's `open`.
+
+    Raises:
+        OSError: it cannot be opened, or is a pipe or a device.
+    """
+    descriptor = open_without_waiting(path, flags)
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode) or stat.S_ISBLK(mode) or stat.S_ISDIR(mode):  # of a folder, Python raises its own error
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, REFUSED, path)
