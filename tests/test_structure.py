@@ -511,7 +511,7 @@ def test_engine_builds_and_imports_without_liburing(tmp_path):
     ignored = shutil.ignore_patterns("*.so", "__pycache__")
     for folder in ("csrc", "gdsdata", "configs", "licenses"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):  # the metadata names the other two
+    for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE"):  # the metadata names the others
         shutil.copy(ROOT / name, tmp_path)
     environment = {**os.environ, "LIBURING_PREFIX": str(tmp_path / "none"), "PYTHONPATH": str(tmp_path)}
     build = [sys.executable, "-c", "from setuptools import setup; setup()", "build_ext", "--inplace"]
