@@ -4,8 +4,9 @@
     python tests/fuzz.py tar --seconds 60 --seed 7 --corpus FOLDER --findings FOLDER
     python tests/fuzz.py tar --repeat FOLDER       # repeats a finding, as its line says
 
-An input is a folder of small files. The first inputs are written by the tests' own writers. An
-input that reaches a new line of the parser is kept and changed further. Another process reads the
+An input is a folder of small files. The first inputs are written by the tests' own writers, and
+others are in tests/corpus/TARGET (`fuzz_corpus.py`). An input that reaches a new line of the parser
+is kept and changed further. Another process reads the
 inputs, so that crashes and hangs are found with their input too. Findings are:
 
 - an exception that is no refusal, or a refusal without the path;
@@ -32,22 +33,24 @@ import shutil
 import signal
 import sys
 import tempfile
-import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 import numpy as np
+from fuzz_changes import mutated
+from fuzz_guard import Guard, Lines
 from fuzz_target import MTIME_NS, Files, Target
 from fuzz_targets import TARGETS
 
 import gdsdata
 from gdsdata.errors import CorruptData, IoError
+
+KEPT = Path(__file__).resolve().parent / "corpus"
 
 _MOST_SECONDS = 1.0  # of the processor, for one input
 _TOO_LONG = "takes too long"
@@ -55,190 +58,10 @@ _HANGS_AFTER_S = 120.0  # by the clock: others may use the processor
 _BEGINS_AFTER_S = 300.0  # by the clock: the seeds are made first
 _MOST_TOUCHED_BYTES = 64 * 2**20
 _MOST_RESERVED_BYTES = 4 * 2**30
-_LARGEST_INPUT_BYTES = 2**18
 _LARGEST_KEPT_BYTES = 2**15  # kept inputs are changed often, and should be read quickly
 
 # Python imports these when it first meets them: in names in zip files, and in JSON in bytes.
 _ENCODINGS = ("cp437", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be", "utf-16", "utf-32", "utf-8-sig")
-
-# ------------------------------------------------------------------------------------------------ changes of bytes
-
-_WIDTHS = (1, 2, 4, 8)
-_NUMBERS = [n for bits in (7, 8, 15, 16, 24, 31, 32, 62, 63, 64) for n in (2**bits - 1, 2**bits, 2**bits + 1)]
-_NUMBERS += [*range(17), 64, 65, 100, 255, 511, 512, 513, 4095, 4096, 4097, 10**18, 10**19, 10**30]
-_DIGITS = frozenset(b"0123456789")
-# A range that is repeated this often becomes deep if it nests, and long if it does not.
-_MANY_TIMES = (2, 10, 100, 1000, 20_000)
-
-
-def mutated(files: Files, others: Sequence[Files], tokens: Sequence[bytes], dice: random.Random) -> Files:
-    """Make one or a few changes to one or two files, with ranges of ``others`` among them."""
-    changed = dict(files)
-    for _ in range(dice.choice((1, 1, 1, 2, 3, 6))):
-        name = dice.choice(sorted(changed))
-        data = bytearray(changed[name])
-        change = dice.choice(_CHANGES)
-        change(data, dice, dice.choice(others).get(name, b""), tokens)
-        changed[name] = bytes(data[:_LARGEST_INPUT_BYTES])
-    return changed
-
-
-def _flip(data: bytearray, dice: random.Random, *_: Any) -> None:
-    if data:
-        data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
-
-
-def _set_byte(data: bytearray, dice: random.Random, *_: Any) -> None:
-    if data:
-        data[dice.randrange(len(data))] = dice.randrange(256)
-
-
-def _set_number(data: bytearray, dice: random.Random, *_: Any) -> None:
-    """Write a small number, a limit, the file's own size, or a number near the old one."""
-    width = dice.choice(_WIDTHS)
-    if len(data) < width:
-        return
-    at, order = dice.randrange(len(data) - width + 1), dice.choice(("little", "big"))
-    there = int.from_bytes(data[at : at + width], order)
-    value = dice.choice((dice.choice(_NUMBERS), len(data), there + dice.randint(-16, 16), -dice.choice(_NUMBERS)))
-    data[at : at + width] = (value % (1 << 8 * width)).to_bytes(width, order)
-
-
-def _set_digits(data: bytearray, dice: random.Random, *_: Any) -> None:
-    """Replace a number in text, such as JSON or a header."""
-    places = [i for i, octet in enumerate(data[:65536]) if octet in _DIGITS]
-    if not places:
-        return
-    begin = end = dice.choice(places)
-    while begin and data[begin - 1] in _DIGITS:
-        begin -= 1
-    while end < len(data) and data[end] in _DIGITS:
-        end += 1
-    value = dice.choice((dice.choice(_NUMBERS), int(data[begin:end][:18]) + dice.randint(-2, 2)))
-    text = dice.choice((b"%d", b"%o", b"%d.5", b"-%d")) % abs(value)
-    # Either as wide as before, for fields of fixed width, or as long as the new number is.
-    data[begin:end] = text.rjust(end - begin, b"0")[: end - begin] if dice.random() < 0.5 else text
-
-
-def _cut_off(data: bytearray, dice: random.Random, *_: Any) -> None:
-    del data[dice.randrange(len(data) + 1) :]
-
-
-def _range(data: bytes | bytearray, dice: random.Random) -> tuple[int, int]:
-    begin = dice.randrange(len(data) + 1)
-    return begin, min(len(data), begin + dice.choice((1, 2, 4, 8, 16, 64, 512, dice.randrange(1 + len(data)))))
-
-
-def _cut_out(data: bytearray, dice: random.Random, *_: Any) -> None:
-    begin, end = _range(data, dice)
-    del data[begin:end]
-
-
-def _insert(data: bytearray, dice: random.Random, *_: Any) -> None:
-    at = dice.randrange(len(data) + 1)
-    count = dice.choice((1, 2, 4, 8, 100, 512))
-    data[at:at] = dice.choice((dice.randbytes(count), bytes(count), b"\xff" * count))
-
-
-def _repeat(data: bytearray, dice: random.Random, *_: Any) -> None:
-    begin, end = _range(data, dice)
-    times = min(dice.choice(_MANY_TIMES), _LARGEST_INPUT_BYTES // max(1, end - begin))
-    data[end:end] = data[begin:end] * times
-
-
-def _splice(data: bytearray, dice: random.Random, other: bytes, *_: Any) -> None:
-    begin, end = _range(other, dice)
-    at = dice.randrange(len(data) + 1)
-    data[at : at + dice.choice((0, end - begin))] = other[begin:end]
-
-
-def _put_token(data: bytearray, dice: random.Random, other: bytes, tokens: Sequence[bytes]) -> None:
-    token, times = dice.choice(tokens or (b"\0",)), dice.choice((1, 1, 1, 1, *_MANY_TIMES))
-    at = dice.randrange(len(data) + 1)
-    data[at : at + dice.choice((0, len(token)))] = token * min(times, 1 + _LARGEST_INPUT_BYTES // len(token))
-
-
-_CHANGES: list[Callable[..., None]] = [
-    *(_flip, _set_byte, _set_number, _set_number, _set_digits, _set_digits),
-    *(_cut_off, _cut_out, _insert, _repeat, _splice, _put_token, _put_token),
-]
-
-# --------------------------------------------------------------------------------------------- what a parser reaches
-
-
-class Lines:
-    """The lines of some modules that have run, in any thread.
-
-    Code whose lines have all run is not traced again, so a parser soon runs nearly at full speed.
-    """
-
-    def __init__(self, modules: Sequence[ModuleType]) -> None:
-        self._files = {module.__file__ for module in modules}
-        self._missing: dict[CodeType, set[int]] = {}
-        self.reached = 0
-
-    def __enter__(self) -> None:
-        threading.settrace(self._call)
-        sys.settrace(self._call)
-
-    def __exit__(self, *_: object) -> None:
-        sys.settrace(None)
-        threading.settrace(None)  # type: ignore[arg-type]
-
-    def _call(self, frame: FrameType, event: str, _: Any) -> Any:
-        code = frame.f_code
-        if code.co_filename not in self._files:
-            return None
-        missing = self._missing.get(code)
-        if missing is None:
-            missing = self._missing[code] = {line for _, _, line in code.co_lines() if line is not None}
-        return self._line if missing else None
-
-    def _line(self, frame: FrameType, event: str, _: Any) -> Any:
-        if event == "line":
-            missing = self._missing[frame.f_code]
-            if frame.f_lineno in missing:
-                missing.discard(frame.f_lineno)
-                self.reached += 1
-        return self._line
-
-
-class Escaped(BaseException):
-    """Reports an action that no parser needs. It is no Exception, so no parser catches it."""
-
-
-class Guard:
-    """Refuses programs, imports, code, and files outside the input's folder while a parser runs."""
-
-    _FORBIDDEN = ("os.", "subprocess.", "socket.", "shutil.", "ctypes.", "import", "exec", "pty.", "webbrowser.")
-    # `memory_budget` reads these before row groups are decoded.
-    _MEMORY = ("/proc/meminfo", "/proc/self/mountinfo", "/proc/self/cgroup", "/sys/fs/cgroup/")
-    _WITHIN_THE_FOLDER = ("open", "os.mkdir", "os.rename", "os.remove", "os.scandir", "os.listdir")
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = str(folder)
-        self._armed = False
-        self.seen: str | None = None
-        sys.addaudithook(self._hook)  # stays until the process ends
-
-    def __enter__(self) -> None:
-        self.seen, self._armed = None, True
-
-    def __exit__(self, *_: object) -> None:
-        self._armed = False
-
-    def _hook(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if not self._armed:
-            return
-        if event in self._WITHIN_THE_FOLDER:
-            within = (self._folder, *self._MEMORY)
-            wrong = not isinstance(arguments[0], int) and not os.fsdecode(arguments[0]).startswith(within)
-        else:
-            wrong = event.startswith(self._FORBIDDEN)
-        if wrong:
-            self.seen = f"{event} {arguments!r:.200}"  # seen even if the parser caught the exception
-            raise Escaped(self.seen)
-
 
 # ---------------------------------------------------------------------------------------------------- one input
 
@@ -333,6 +156,12 @@ def seeds_of(target: Target, folder: Path) -> list[Files]:
     return seeds
 
 
+def inputs_of(target: Target, corpus: Path) -> list[Files]:
+    """Return the inputs that a corpus has for a target."""
+    folder = corpus / target.name
+    return [read_input(one) for one in sorted(folder.iterdir())] if folder.is_dir() else []
+
+
 def fuzz(
     target: Target, seconds: float, seed: int, work: Path, findings: Path, corpus: Path | None, run: Any
 ) -> Report:
@@ -353,8 +182,8 @@ def fuzz(
         with contextlib.suppress(ValueError, FileNotFoundError, IoError, *target.refusals):
             target.read(current)
     report, lines, guard = Report(target.name), Lines(target.modules), Guard(work)
-    if corpus is not None and (corpus / target.name).is_dir():
-        inputs += [read_input(folder) for folder in sorted((corpus / target.name).iterdir())]
+    for known in filter(None, (KEPT, corpus)):
+        inputs += inputs_of(target, known)
     untried = list(inputs)
     _limit_memory()
     began_s = time.monotonic()
@@ -379,7 +208,7 @@ def fuzz(
         elif lines.reached > reached and sum(map(len, files.values())) <= _LARGEST_KEPT_BYTES:
             inputs.append(files)
             if corpus is not None:
-                _store(files, corpus / target.name)
+                store(files, corpus / target.name)
     report.seconds, report.lines, report.kept = time.monotonic() - began_s, lines.reached, len(inputs)
     return report
 
@@ -394,10 +223,10 @@ def _save(report: Report, wrong: str, files: Files, findings: Path) -> None:
     """Store the input of the first finding of its kind and place."""
     kind = wrong.split(": ")[0]
     if not any(known.split(": ")[0] == kind for known in report.findings):
-        report.findings[wrong] = _store(files, findings / report.target)
+        report.findings[wrong] = store(files, findings / report.target)
 
 
-def _store(files: Files, folder: Path) -> Path:
+def store(files: Files, folder: Path) -> Path:
     digest = hashlib.sha256(repr(sorted(files.items())).encode()).hexdigest()[:16]
     (folder / digest).mkdir(parents=True, exist_ok=True)
     write_input(files, folder / digest)

@@ -23,6 +23,7 @@ import test_megatron
 import test_tar
 import test_tfrecord
 import torch
+from fuzz_heads import IMAGE_HEADS, MANIFEST
 from fuzz_objects import OBJECTS
 from fuzz_servers import ANSWERS, LISTS, WEB_INDEX
 from fuzz_target import MTIME_NS, Files, Target, each
@@ -745,7 +746,7 @@ TARGETS = {
     for target in (
         *(NPY, TOKENS, TAR, TAR_INDEX, MDS, MDS_PACKED, MDS_TEXT, LITDATA, LITDATA_FRAMES, MEGATRON, TFRECORD),
         *(SAFETENSORS_DATA, NPZ, ARROW, PARQUET),
-        *(SAFETENSORS, TORCH, PICKLE),
+        *(SAFETENSORS, TORCH, PICKLE, MANIFEST, IMAGE_HEADS),
         *(LISTS, ANSWERS, WEB_INDEX, OBJECTS),
     )
 }

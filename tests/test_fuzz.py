@@ -6,9 +6,12 @@ import time
 from pathlib import Path
 
 import fuzz
+import fuzz_corpus
 import numpy as np
 import pytest
-from fuzz import Guard, Report, mutated, outcome, watched, write_input
+from fuzz import Report, outcome, watched, write_input
+from fuzz_changes import LARGEST_INPUT_BYTES, mutated
+from fuzz_guard import Guard
 from fuzz_target import Target
 from fuzz_targets import TARGETS
 from helpers import MIB, in_new_process
@@ -33,8 +36,25 @@ def _each_target(folder: Path) -> list[Report]:
 def test_damaged_files_are_read_within_their_bounds_or_refused_with_their_path(tmp_path):
     reports = in_new_process(_each_target, tmp_path)
     assert [report.target for report in reports] == list(TARGETS)
-    assert all(report.inputs >= len(TARGETS[report.target].seeds) and report.lines > 20 for report in reports)
+    for report in reports:
+        kept = len(fuzz.inputs_of(TARGETS[report.target], fuzz.KEPT))
+        assert report.inputs >= len(TARGETS[report.target].seeds) + kept and report.lines > 12
     assert not any(report.findings for report in reports), "\n".join(map(str, reports))
+
+
+def test_the_corpus_is_small_and_belongs_to_targets():
+    sizes = [path.stat().st_size for path in fuzz.KEPT.rglob("*") if path.is_file()]
+    assert 0 < sum(sizes) <= 500_000
+    assert {folder.name for folder in fuzz.KEPT.iterdir()} <= set(TARGETS)
+
+
+def test_inputs_that_reach_nothing_new_are_not_kept(tmp_path):
+    target = TARGETS["manifest"]
+    seed = fuzz.seeds_of(target, tmp_path / "seeds")[0]
+    new, same = {"manifest.json": b"{"}, {"manifest.json": b"{{"}
+    kept = in_new_process(fuzz_corpus.chosen, target.name, [seed, same, new], [], tmp_path / "work")
+    assert kept == [new]
+    assert in_new_process(fuzz_corpus.chosen, target.name, [new], [same], tmp_path / "other") == []
 
 
 # ------------------------------------------------------------------------------------ the program finds what is wrong
@@ -127,4 +147,4 @@ def test_the_same_seed_makes_the_same_inputs():
         for dice in (fuzz.random.Random(1), fuzz.random.Random(1), fuzz.random.Random(2))
     )
     assert first == second != other
-    assert all(len(data) <= fuzz._LARGEST_INPUT_BYTES for files in first for data in files.values())
+    assert all(len(data) <= LARGEST_INPUT_BYTES for files in first for data in files.values())
