@@ -18,6 +18,7 @@ from gdsdata.checkpoint.background.checkpoint_folder import CheckpointFolder
 from gdsdata.checkpoint.background.folder_lock import FolderLock
 from gdsdata.checkpoint.background.manifest import LONGEST_BYTES, parsed_manifest, step_of_folder
 from gdsdata.checkpoint.file_writer import FileWriter
+from gdsdata.checkpoint.torch_zip.unpickling import NotPlain, storages_of
 from gdsdata.errors import CorruptData
 from gdsdata.formats import LitData, Mds, Npy, Npz, Tar, caches
 from gdsdata.io import remote_access
@@ -163,6 +164,14 @@ def test_a_damaged_manifest_is_corrupt_data_with_its_path(content):
 
 def test_a_listed_folder_with_thousands_of_digits_is_no_step():
     assert step_of_folder("step-" + "9" * 5000) is None and step_of_folder("step-123") == 123
+
+
+def test_a_storage_whose_key_is_no_text_is_left_to_torch():
+    """Its text would be asked for, and of nested tuples that is a RecursionError."""
+    nested = b")" + b"\x85" * 2000
+    pickled = b"\x80\2(X\7\0\0\0storagectorch\nFloatStorage\n" + nested + b"X\3\0\0\0cpuK\x10tQ."
+    with pytest.raises(NotPlain, match="key"):
+        storages_of(pickled)
 
 
 # --------------------------------------------------------------------------------------------------- links

@@ -264,6 +264,8 @@ def storages_of(pickled: bytes) -> StorageReferences:
         kind, of_type, key, location, elements = saved
         if kind != "storage" or not isinstance(location, str):
             raise NotPlain("its pickle refers to something that is no storage")
+        if type(key) is not str:
+            raise NotPlain("the key of a storage is no text")
         dtype = _STORAGE_DTYPES[of_type.__name__]
         size_bytes = elements * dtype.itemsize
         if key not in known:
