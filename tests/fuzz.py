@@ -156,6 +156,16 @@ def seeds_of(target: Target, folder: Path) -> list[Files]:
     return seeds
 
 
+def read_before(target: Target, inputs: Sequence[Files], folder: Path) -> None:
+    """Read inputs without a guard: imports and first allocations are not charged to one of them."""
+    for name in _ENCODINGS:
+        "".encode(name)
+    for files in inputs:
+        write_input(files, folder)
+        with contextlib.suppress(ValueError, FileNotFoundError, IoError, *target.refusals):
+            target.read(folder)
+
+
 def inputs_of(target: Target, corpus: Path) -> list[Files]:
     """Return the inputs that a corpus has for a target."""
     folder = corpus / target.name
@@ -175,12 +185,7 @@ def fuzz(
     shutil.rmtree(work, ignore_errors=True)
     current.mkdir(parents=True)
     inputs = seeds_of(target, work / "seeds")
-    for name in _ENCODINGS:
-        "".encode(name)
-    for files in inputs:  # imports and first allocations are not charged to an input
-        write_input(files, current)
-        with contextlib.suppress(ValueError, FileNotFoundError, IoError, *target.refusals):
-            target.read(current)
+    read_before(target, inputs, current)
     report, lines, guard = Report(target.name), Lines(target.modules), Guard(work)
     for known in filter(None, (KEPT, corpus)):
         inputs += inputs_of(target, known)

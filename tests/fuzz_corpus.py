@@ -40,7 +40,9 @@ def chosen(name: str, candidates: Sequence[Files], always: Sequence[Files], work
             wrong = fuzz.outcome(target, work / "input", guard)
         return lines.reached > before and (wrong is None or wrong.startswith("takes"))
 
-    for files in [*fuzz.seeds_of(target, work / "seeds"), *always]:
+    seeds = fuzz.seeds_of(target, work / "seeds")
+    fuzz.read_before(target, seeds, work / "input")
+    for files in [*seeds, *always]:
         reaches_new(files)
     kept: list[Files] = []
     left_bytes = _MOST_BYTES
