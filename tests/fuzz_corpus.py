@@ -14,6 +14,7 @@ import argparse
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from fuzz_targets import TARGETS
 FOUND = "found-"
 _MOST_BYTES = 20_000  # of a target
 _MOST_INPUTS = 16
+_MOST_SECONDS = 0.6  # of the processor, for all that is kept of a target: a default test reads it
 
 
 def chosen(name: str, candidates: Sequence[Files], always: Sequence[Files], work: Path) -> list[Files]:
@@ -45,11 +47,13 @@ def chosen(name: str, candidates: Sequence[Files], always: Sequence[Files], work
     for files in [*seeds, *always]:
         reaches_new(files)
     kept: list[Files] = []
-    left_bytes = _MOST_BYTES
+    left_bytes, left_s = _MOST_BYTES, _MOST_SECONDS
     for files in sorted(candidates, key=_size_of):
-        if len(kept) < _MOST_INPUTS and _size_of(files) <= left_bytes and reaches_new(files):
+        begun_s = time.process_time()
+        if len(kept) < _MOST_INPUTS and left_s > 0 and _size_of(files) <= left_bytes and reaches_new(files):
             kept.append(files)
             left_bytes -= _size_of(files)
+            left_s -= time.process_time() - begun_s
     return kept
 
 
