@@ -389,6 +389,8 @@ PrefetchStatistics Prefetcher::Core::statistics() const {
   PrefetchStatistics result = statistics_;
   if (full_since_) result.ring_full_s += std::chrono::duration<double>(Clock::now() - *full_since_).count();
   if (calls_ > 0) result.mean_ready = static_cast<double>(ready_seen_) / static_cast<double>(calls_);
+  result.ready = ring_.count(Ring::State::kReady);
+  result.filling = ring_.count(Ring::State::kFilling);
   return result;
 }
 

@@ -32,6 +32,8 @@ struct PrefetchStatistics {
   double stall_s = 0;      // how long it waited
   double ring_full_s = 0;  // how long all slots were ready, so that the workers had none to fill
   double mean_ready = 0;   // batches ready when the consumer asked
+  uint64_t ready = 0;      // slots whose batch is ready now
+  uint64_t filling = 0;    // slots that are read into now
 };
 
 class Prefetcher {

@@ -89,6 +89,8 @@ py::dict to_dict(const PrefetchStatistics& statistics) {
   result["stall_s"] = statistics.stall_s;
   result["ring_full_s"] = statistics.ring_full_s;
   result["mean_ready"] = statistics.mean_ready;
+  result["ready"] = statistics.ready;
+  result["filling"] = statistics.filling;
   return result;
 }
 

@@ -155,6 +155,8 @@ class AheadReader(Reader[IndexT], Generic[IndexT, BegunT]):
                 self._begun.append(self._begin(self._planned.popleft()))
 
     def statistics(self) -> dict[str, Any]:
+        begun = list(self._begun)
+        ready = sum(one.done.done() for one in begun)
         return {
             "bytes": dict(self._bytes),
             "batches": self._batches,
@@ -162,6 +164,8 @@ class AheadReader(Reader[IndexT], Generic[IndexT, BegunT]):
             "stall_s": self._stall_s,
             "mean_ready": self._ready / self._batches if self._batches else 0.0,
             "ring_full_s": 0.0,
+            "ready": ready,
+            "filling": len(begun) - ready,
         }
 
     def stop(self) -> None:

@@ -23,6 +23,7 @@ from gdsdata.data.batches.settings import BatchSettings
 from gdsdata.data.order.epoch import Epoch
 from gdsdata.formats.index import Index
 from gdsdata.io import engine
+from gdsdata.io.conversions import conversion_on
 from gdsdata.io.engine import BufferPool, Engine, FileTable, Residence
 from gdsdata.io.options import EngineOptions
 from gdsdata.storage.urls import have_urls, is_remote
@@ -188,7 +189,7 @@ class RingSource(BatchSource[Index]):
     def _opened(self) -> Opened:
         settings, on_cuda = self.settings, self.settings.device.type == "cuda"
         if on_cuda:
-            _, dtype = engine.conversion_on(on_cuda, self.index.sample)
+            _, dtype = conversion_on(on_cuda, self.index.sample)
             _load_cast(dtype, self.index.sample.torch_dtype, settings.device)
         shared, files = super()._opened()
         slot_samples = settings.batch_size * batches_in_slot(self.index, settings)

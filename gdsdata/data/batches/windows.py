@@ -11,6 +11,7 @@ from gdsdata.data.batches.engine_reader import BatchRead, Destination, EngineRea
 from gdsdata.data.batches.settings import BatchSettings
 from gdsdata.formats.windows import WindowIndex
 from gdsdata.io import engine
+from gdsdata.io.conversions import conversion_on
 from gdsdata.io.memory import MemoryPool
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class WindowReader(EngineReader[WindowIndex]):
         memory: MemoryPool | None = None,
         pieces: OpenPieces | None = None,
     ) -> None:
-        conversion, self._dtype = engine.conversion_on(settings.device.type == "cuda", index.sample)
+        conversion, self._dtype = conversion_on(settings.device.type == "cuda", index.sample)
         growth = self._dtype.itemsize // index.sample.dtype.itemsize
         destinations = (Destination(shared, settings.device, [0], slice(None)),)
         readers = ThreadPoolExecutor(1, "gdsdata-windows")
