@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from gdsdata.io.engine import ROUTES
+
 ADDED = ("batches", "stalls", "stall_s", "ring_full_s")
+
+
+def nothing() -> dict[str, Any]:
+    """Return the counts of no iterator."""
+    return {"bytes": dict.fromkeys(ROUTES, 0), **dict.fromkeys(ADDED, 0), "mean_ready": 0.0}
 
 
 def sum_of(totals: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gdsdata.data.batches.reader import Reader
-from gdsdata.data.counts import ADDED, sum_of, sum_of_routes
+from gdsdata.data.counts import ADDED, nothing, sum_of, sum_of_routes
 from gdsdata.data.ranks import Ranks
 from gdsdata.data.samples import Samples
 from gdsdata.errors import EngineClosed, GdsdataError, RankLost, StallError
 from gdsdata.io import engine
 from gdsdata.io.program_end import Ending, end_at_exit, leave_if_daemon
+from gdsdata.observe import counted
 from gdsdata.observe.times import NetworkUse, Reporter, StepTimes, WorkerTimes, is_profiling, marked
 
 if TYPE_CHECKING:
@@ -35,20 +36,16 @@ class Iteration:
         report_every_s: as of `GDSDataset`.
 
     Attributes:
-        running: the newest iterator's reader; None: it has ended.
         reporter: prints reports.
     """
 
     def __init__(self, samples: Samples, ranks: Ranks, report_every_s: float | None) -> None:
         self._samples, self._ranks = samples, ranks
         self._prefetch, self._batch_size = samples.settings.prefetch, samples.settings.batch_size
-        self._totals: dict[str, Any] = {
-            "bytes": dict.fromkeys(engine.ROUTES, 0),
-            **dict.fromkeys(ADDED, 0),
-            "mean_ready": 0.0,
-        }
+        # Counts of iterators that have ended, and the newest one's reader (None: it has ended).
+        # They are replaced together, so another thread sees each batch counted once.
+        self._counted: tuple[dict[str, Any], Reader[Any] | None] = (nothing(), None)
         self._piece_bytes, self._piece_memory_bytes = dict.fromkeys(engine.ROUTES, 0), 0  # of iterators that have ended
-        self.running: Reader[Any] | None = None
         self._times, self.reporter = StepTimes(), Reporter(report_every_s, self.report)
         self._workers = WorkerTimes()  # of iterators that have ended
         # The engine, and its workers' times when the newest iterator began.
@@ -56,6 +53,8 @@ class Iteration:
         self._network = NetworkUse()  # of iterators that have ended
         self._network_before: NetworkUse | None = None  # None: no iterator reads objects now
         self._pieces_s = 0.0  # of iterators that have ended
+        self._place = (0, 0, 0)  # the newest iterator's epoch and batches, and how many came before it
+        counted.data_sets.add(self)
 
     def begin(
         self,
@@ -75,6 +74,9 @@ class Iteration:
             owner: of the iterator. It is kept until the interpreter has ended.
         """
         leave_if_daemon()
+        if self not in counted.data_sets:  # it was made in another process
+            self._counted = self._counted[0], None
+            counted.data_sets.add(self, self.counters())
         batches = self._read_ahead(epoch, numbers, handed_out, transform, owner)
         end_at_exit(batches, next(batches))
         return batches
@@ -91,7 +93,9 @@ class Iteration:
         order, source, check_ranks = self._samples.order, self._samples.source, self._ranks.watch(self._samples.share)
         done, total = 0, len(numbers)
         self._network, self._network_before = self._requests(), self._requests_so_far()
-        reader = self.running = self._samples.reader(epoch, owner)
+        reader = self._samples.reader(epoch, owner)
+        self._counted = self._counted[0], reader
+        self._place = epoch, total, self._times.batches
         ending = Ending(partial(self._end, reader))
         take, reach, times, prefetch = reader.next, reader.reach, self._times, self._prefetch
         planned, plan_batches, ahead = 0, max(prefetch, reader.least_planned), prefetch * reader.batches_in_slot
@@ -165,9 +169,8 @@ class Iteration:
 
     def _end(self, reader: Reader[Any]) -> None:
         """Close a reader, and keep its counts."""
-        self._totals = sum_of(self._totals, reader.statistics())
-        if self.running is reader:
-            self.running = None
+        totals, running = self._counted
+        self._counted = sum_of(totals, reader.statistics()), None if running is reader else running
         reader.close()
         self._workers, self._workers_before = self._worker_times(), None
         self._network, self._network_before = self._requests(), None
@@ -190,7 +193,7 @@ class Iteration:
         """Return `GDSDataset.stats`, if ``epoch`` is read or is the next to be read."""
         samples, result = self._samples, self._counts()
         # First, because it indexes the files again if they have changed.
-        result["ring_bytes"] = samples.ring_bytes(epoch, self.running)
+        result["ring_bytes"] = samples.ring_bytes(epoch, self._counted[1])
         result |= samples.source.stats()
         result["piece_bytes"], result["piece_memory_bytes"] = dict(self._piece_bytes), self._piece_memory_bytes
         result["shuffle"] = f"{samples.shuffle_name}: {samples.shuffle_reason}"
@@ -199,8 +202,31 @@ class Iteration:
         return result
 
     def _counts(self) -> dict[str, Any]:
-        running = self.running
-        return sum_of(self._totals, running.statistics()) if running is not None else dict(self._totals)
+        totals, running = self._counted
+        return sum_of(totals, running.statistics()) if running is not None else dict(totals)
+
+    def counters(self) -> counted.Counters:
+        """Return what `gdsdata.top` shows as rates. Any thread may call it; it changes nothing."""
+        counts, times = self._counts(), self._times
+        return {
+            **{name: counts[name] for name in ("bytes", *ADDED)},
+            "ready_sum": counts["mean_ready"] * counts["batches"],
+            **{name: getattr(times, name) for name in ("input_s", "transform_s", "training_s", "checkpoint_s")},
+        }
+
+    def gauges(self) -> dict[str, Any]:
+        """Return what `gdsdata.top` shows of this moment. Any thread may call it."""
+        paths, running = self._samples.paths, self._counted[1]
+        epoch, steps, before = self._place
+        at = {} if running is None else running.statistics()
+        return {
+            "source": paths[0].partition("?")[0],  # behind it, a signed URL has its secrets
+            "files": len(paths),
+            "epoch": epoch,
+            "epoch_batches": steps,
+            "epoch_batch": self._times.batches - before,
+            "ring": {"slots": self._prefetch, "ready": at.get("ready", 0), "filling": at.get("filling", 0)},
+        }
 
     def _worker_times(self) -> WorkerTimes:
         if self._workers_before is None:
@@ -227,7 +253,7 @@ class Iteration:
         if not self._samples.source.reads_objects:
             return None
         of_pieces, pieces_s = self._piece_bytes, self._pieces_s
-        if self.running is not None and (pieces := self.running.pieces) is not None:
+        if (running := self._counted[1]) is not None and (pieces := running.pieces) is not None:
             of_pieces, pieces_s = sum_of_routes(of_pieces, pieces.bytes), pieces_s + pieces.waited_s
         read = sum_of_routes(batch_bytes, of_pieces)
         requests = self._requests()
@@ -238,4 +264,4 @@ class Iteration:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for worker processes, which have their own readers."""
-        return {**self.__dict__, "running": None, "_workers_before": None, "_network_before": None}
+        return {**self.__dict__, "_counted": (self._counted[0], None), "_workers_before": None, "_network_before": None}

@@ -20,6 +20,7 @@ import torch
 from gdsdata import torch_private
 from gdsdata.errors import BackendUnavailable
 from gdsdata.io import program_end  # noqa: F401 (registers its exit handler first, so that it is called last)
+from gdsdata.io.conversions import conversion_of, conversion_on
 from gdsdata.io.dlpack_types import DLPACK_TYPES
 from gdsdata.io.memory_budget import available_bytes, processes_here, share_bytes
 from gdsdata.io.options import EngineOptions, staging_for
@@ -71,13 +72,14 @@ noted_fallbacks = _engine.noted_fallbacks
 cufile_dma_is_possible = _engine.cufile_dma_is_possible
 prefer_huge_pages = _engine.prefer_huge_pages
 
+TOP_VARIABLE = "GDSDATA_TOP"  # of the environment: 1 has processes report to `gdsdata.top`
+
 # Well below the system's limit of 65530 mappings a process, because the program needs some too.
 _MOST_MAPPED_FILES = 30_000
 # If a process may take less memory than this, each worker has little bounce memory: the usual 64
 # MiB of all workers would be too much.
 _SCARCE_BYTES, _SCARCE_BOUNCE_BYTES = 2**29, 4 * 2**20
 _REQUEST_EDGES_BYTES = 2 * 65536  # as csrc/engine/engine.cpp demands beside a request
-_WIDENED = {"u1": "u8_to_i64", "u2": "u16_to_i64", "i2": "i16_to_i64", "i4": "i32_to_i64", "u4": "u32_to_i64"}
 
 # Closed before the interpreter ends: a thread that waits for a batch must return before that.
 _open_batches: weakref.WeakSet[_engine.Batches] = weakref.WeakSet()
@@ -154,7 +156,15 @@ def shared_engine(options: EngineOptions, device: torch.device) -> _engine.Engin
                 _spanned[1].append(_with_spans(key, engine))
     if engine.fallback_reason:
         warn_once(engine.fallback_reason)
+    if os.environ.get(TOP_VARIABLE, "0") not in ("", "0"):
+        importlib.import_module("..observe.live.exporter", __package__).start()  # by name: it imports this module
     return engine
+
+
+def engines_here() -> list[tuple[str, _engine.Engine]]:
+    """Return this process's engines, each with the name of its device. Any thread may call it."""
+    ours = [(key[1], engine) for key, engine in list(_engines.items()) if key[0] == os.getpid()]
+    return [("cpu" if ordinal < 0 else f"cuda:{ordinal}", engine) for ordinal, engine in ours]
 
 
 def begin_spans() -> None:
@@ -425,25 +435,3 @@ def make_batches(
     if owner is not None:
         _owners_of_batches.add(owner)
     return batches, dtype
-
-
-def conversion_on(on_cuda: bool, sample: Sample) -> tuple[str, torch.dtype]:
-    """Return how the engine converts each element, and the resulting dtype.
-
-    It widens elements to ``sample.torch_dtype`` on the CPU only: a GPU casts faster, and fewer
-    bytes then cross the link.
-    """
-    conversion = conversion_of(sample)
-    if conversion not in _WIDENED.values():
-        return conversion, sample.stored_torch_dtype
-    return ("none", sample.stored_torch_dtype) if on_cuda else (conversion, sample.torch_dtype)
-
-
-def conversion_of(sample: Sample) -> str:
-    """Return how the engine converts elements while it copies (csrc/base/convert.h)."""
-    stored = sample.dtype
-    if stored.newbyteorder("=") != stored:
-        return f"swap_{stored.itemsize // (2 if stored.kind == 'c' else 1)}"
-    if sample.torch_dtype == torch.int64:
-        return _WIDENED.get(f"{stored.kind}{stored.itemsize}", "none")
-    return "none"

@@ -84,6 +84,11 @@ def make_cache_folder(folder: str) -> None:
     os.makedirs(folder, 0o700, exist_ok=True)
 
 
+def folder_in_use() -> str | None:
+    """Return the folder of the cache that this process has opened; None if there is none."""
+    return _folder if _process in (0, os.getpid()) else None
+
+
 def table_of(url: str) -> engine.FileTable:
     """Return a table of the newest version of an object, which the store is asked for.
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from urllib.parse import parse_qsl, quote, urlsplit
 
 from gdsdata.errors import IoError
+from gdsdata.observe.counted import store_requests
 from gdsdata.storage import failures
 from gdsdata.storage.exchange import exchange as _attempt
 
@@ -138,6 +139,7 @@ def send(
             was_reached, limit_s = True, deadline_s
             refusal = _refusal(response, error_in_body)
             if refusal is None:
+                store_requests.count(attempts, memoryview(request.body).nbytes, len(response.body))
                 return _whole(request, response, most_bytes, may_be_cut)
             elsewhere = moved(request, response) if moved and moves < _MOST_MOVES and _is_move(response) else None
             if elsewhere is not None:

@@ -31,6 +31,7 @@ from gdsdata.checkpoint.background.rank_file import load_over
 from gdsdata.checkpoint.background.ranks import Ranks
 from gdsdata.checkpoint.background.remote_folder import RemoteFolder
 from gdsdata.checkpoint.background.restoring import Found, Restoring
+from gdsdata.checkpoint.background.save_counts import SaveCounts
 from gdsdata.checkpoint.background.save_handle import SaveHandle
 from gdsdata.checkpoint.background.save_job import FailedJob, SaveJob
 from gdsdata.checkpoint.background.saver import Saver
@@ -151,6 +152,7 @@ class AsyncCheckpointer:
             self._memory = PeerMemory(copies, self._ranks, timeout_s)
         self._restoring = Restoring(self._folder, self._checkpoints, self._memory, self._ranks)
         self._uploads = None if remote is None else Uploads(self._folder, remote, kept_there, pace)
+        self._counts = SaveCounts(self._folder.path, self._uploads)
         kept = Kept(self.keep_last, self.keep_every)
         self._saver = Saver(self._folder, self._ranks, kept, self._uploads, self._memory, self.options)
         self._stagers = DaemonThreads(1, "gdsdata-stage")
@@ -196,7 +198,7 @@ class AsyncCheckpointer:
             step = whole_number("step", step, 0)
             check_state(state, Mapping)
             states = {name: local_parts(state_of(one)) for name, one in state.items()}
-            job = SaveJob(step, states, self._staging, self._snapshots)
+            job = SaveJob(step, states, self._staging, self._snapshots, self._counts)
         except Exception as error:
             if not self._closed:
                 # The other ranks wait for this one.
@@ -209,6 +211,7 @@ class AsyncCheckpointer:
         ended = self._saver.submit(job, uploaded, copied)
         self._under_way.append(ended)
         self._unseen.append(ended)
+        self._counts.begin(step, job.size_bytes, ended)
         seen = functools.partial(self._forget, ended)
         uploaded_there = uploaded if self._uploads else None
         handle = SaveHandle(step, job.size_bytes, ended, seen, uploaded_there, copied if self._keeps_copies else None)
@@ -223,6 +226,7 @@ class AsyncCheckpointer:
             raise
         handle.stall_s = time.perf_counter() - started
         note_checkpoint_stall(handle.stall_s)
+        self._counts.stalled(handle.stall_s)
         return handle
 
     def prepare(self, state: Mapping[str, Any]) -> None:

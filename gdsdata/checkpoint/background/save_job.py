@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from gdsdata.checkpoint.background.own_copy import NO_COPY, NoCopy, OwnCopy, PieceWriter
+from gdsdata.checkpoint.background.save_counts import SaveCounts
 from gdsdata.checkpoint.background.staging import NO_SOURCES, Part, Piece, Snapshots, Sources, Staged, pieces
 from gdsdata.checkpoint.background.staging_memory import Staging
 from gdsdata.checkpoint.file_writer import Extent, FileWriter, crc32_of_all
@@ -36,6 +37,7 @@ class SaveJob:
         state: what is saved, by name.
         staging: the host memory that the state passes through.
         snapshots: copies the state on its devices if there is room.
+        counts: counts the bytes that are staged and written; None: nothing does.
 
     Raises:
         ValueError: a tensor is on the meta device.
@@ -49,8 +51,15 @@ class SaveJob:
     """
 
     @collector_paused()
-    def __init__(self, step: int, state: dict[str, Any], staging: Staging, snapshots: Snapshots) -> None:
-        self.step = step
+    def __init__(
+        self,
+        step: int,
+        state: dict[str, Any],
+        staging: Staging,
+        snapshots: Snapshots,
+        counts: SaveCounts | None = None,
+    ) -> None:
+        self.step, self._counts = step, counts or SaveCounts()
         pickled = pickle_with_storages(state)
         if not pickled.has_only_plain_tensors:
             check_has_values(state)
@@ -106,6 +115,7 @@ class SaveJob:
             staged = Staged(piece, memory)
             try:
                 staged.copy_from(self._sources)
+                self._counts.staged(piece.size_bytes)
             finally:
                 copied |= staged.copied
                 self._staged.put(staged)
@@ -190,6 +200,7 @@ class SaveJob:
             whole = [self._with_headers(staged, first, last) for first, last in runs]
             parts = staged.piece.parts_of(others)
             checksums = writer.write([*whole, *((part.file_offset, staged.bytes_of(part)) for part in parts)])
+            self._counts.written(staged.piece.size_bytes)
             return list(zip(parts, checksums[len(whole) :], strict=True))
         except BaseException:
             self._cancelled.set()

@@ -66,6 +66,11 @@ class Piece:
         return self.first + len(self.begins)
 
     @property
+    def size_bytes(self) -> int:
+        """How many bytes of storages it has."""
+        return int(self.sizes_bytes.sum())
+
+    @property
     def places(self) -> Column:
         """Where the parts lie in the buffer."""
         return self.file_offsets - self.file_begin

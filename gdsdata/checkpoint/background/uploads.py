@@ -87,6 +87,9 @@ class Uploads:
         remote: where they go.
         kept: which of them stay there.
         bytes_per_s: of all ranks together; None: no bound.
+
+    Attributes:
+        sent_in_all_bytes: what this process has sent.
     """
 
     def __init__(
@@ -109,6 +112,7 @@ class Uploads:
         self._is_closed = False
         self._current: Manifest | None = None
         self._sent_bytes = 0
+        self.sent_in_all_bytes = 0
         self._newest_step: int | None = None
         self._error: str | None = None
         self._last_error: BaseException | None = None  # that has ended the thread
@@ -328,6 +332,7 @@ class Uploads:
     def _count(self, size_bytes: int) -> None:
         with self._changed:
             self._sent_bytes += size_bytes
+            self.sent_in_all_bytes += size_bytes
 
     def _report(self, message: str) -> None:
         with self._changed:
