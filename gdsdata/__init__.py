@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # for tools that read the code and do not run it
     from gdsdata.io.options import EngineOptions
     from gdsdata.io.tensor import Engine, read_tensor, write_tensor
     from gdsdata.observe.trace import profile
+    from gdsdata.progress_bars import show_progress
     from gdsdata.version import __version__ as __version__
 
 __all__ = [
@@ -55,6 +56,7 @@ __all__ = [
     "record_stream",
     "safetensors",
     "save",
+    "show_progress",
     "torch_hooks",
     "write_tensor",
 ]
@@ -74,6 +76,7 @@ _HOMES = {
     "io.options": ("EngineOptions",),
     "io.tensor": ("Engine", "read_tensor", "write_tensor"),
     "observe.trace": ("profile",),
+    "progress_bars": ("show_progress",),
     "version": ("__version__",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -7,6 +7,7 @@ import sys
 import time
 
 from gdsdata.io.remote_access import CACHE_VARIABLE
+from gdsdata.progress_bars import show_progress
 from gdsdata.storage import prefetch
 from gdsdata.storage.cache import Cache, CachedObject, cache_folder, is_cache
 from gdsdata.storage.store import ObjectInfo
@@ -24,8 +25,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--cache-bytes", metavar="SIZE", help='the bound for --prefetch, as "500GiB" (default: the last)'
     )
+    parser.add_argument("--no-progress", action="store_true", help="draw no progress bars on a terminal")
     parser.add_argument("--empty", action="store_true", help="remove every object that is not in use")
     given = parser.parse_args(arguments)
+    show_progress(not given.no_progress)
     folder = cache_folder(given.path)
     if folder is None:
         parser.error(f"name the cache folder, or set {CACHE_VARIABLE}")

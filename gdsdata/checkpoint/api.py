@@ -21,6 +21,7 @@ from gdsdata.checkpoint.tree import first_device
 from gdsdata.checkpoint.urls import is_url
 from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
+from gdsdata.progress_bars import bar
 
 if TYPE_CHECKING:
     from gdsdata.collective.transfers import SharedReads
@@ -82,14 +83,15 @@ def save(value: Any, path: str | os.PathLike[str], *, options: EngineOptions | N
         engine.kept_engine(options, torch.device("cpu")).prepare()
     from gdsdata.observe.times import note_checkpoint_stall
 
-    if path.endswith(".safetensors"):
-        from gdsdata.checkpoint import safetensors_file
+    with bar(f"saving {_shown(path)}"):
+        if path.endswith(".safetensors"):
+            from gdsdata.checkpoint import safetensors_file
 
-        safetensors_file.save(value, path, options)
-    else:
-        from gdsdata.checkpoint.torch_zip import archive_writer
+            safetensors_file.save(value, path, options)
+        else:
+            from gdsdata.checkpoint.torch_zip import archive_writer
 
-        archive_writer.save(value, path, options)
+            archive_writer.save(value, path, options)
     note_checkpoint_stall(time.perf_counter() - started)
 
 
@@ -222,10 +224,16 @@ def _load(
         engine.kept_engine(options, first).prepare()
     from gdsdata.checkpoint import loading
 
-    if into is None:
-        return loading.load_new(file, target, only, dtype, verify, weights_only, options, together)
-    loading.load_into(file, into, only, dtype, strict, verify, weights_only, options, together)
-    return into
+    with bar(f"loading {_shown(path)}"):
+        if into is None:
+            return loading.load_new(file, target, only, dtype, verify, weights_only, options, together)
+        loading.load_into(file, into, only, dtype, strict, verify, weights_only, options, together)
+        return into
+
+
+def _shown(path: str) -> str:
+    """Return the last part of a path or URL, without a query, which may have secrets."""
+    return os.path.basename(path.partition("?")[0] if is_url(path) else path)
 
 
 def _bytes_with(file: OpenFile) -> int:

@@ -19,6 +19,7 @@ from gdsdata.checkpoint.partial_pages import PAGE_BYTES, PartialPages
 from gdsdata.checkpoint.threads import submit_or_call
 from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
+from gdsdata.progress_bars import current
 
 Extent = tuple[int, torch.Tensor]  # where it goes in the file, and its bytes: uint8, one dimension, contiguous
 
@@ -70,6 +71,8 @@ class FileWriter:
         self._size_bytes, self._options = size_bytes, options
         self._pages = PartialPages()  # to be written later
         self._long: list[Extent] = []  # whole pages of `write_bytes`, written by `commit`
+        self._bar = current()
+        self._bar.expect(size_bytes)
 
     def __enter__(self) -> FileWriter:
         return self
@@ -127,6 +130,7 @@ class FileWriter:
                 checksums = writing.result()
                 self._release_gaps(batch, gaps)
                 self._write_whole_pages()
+            self._bar.add(sum(tensor.nbytes for _, tensor in batch))
             return checksums
 
         with ThreadPoolExecutor(_BATCHES_AT_A_TIME, thread_name_prefix="gdsdata-write") as threads:

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,6 +18,10 @@ from gdsdata.checkpoint.threads import submit_or_call
 from gdsdata.checkpoint.urls import store_and_key
 from gdsdata.io import engine
 from gdsdata.io.memory import paged_memory, pinned_memory
+from gdsdata.progress_bars import current
+
+if TYPE_CHECKING:
+    from gdsdata.storage.store import Upload
 
 # A smaller object is one request. S3 takes no part below 5 MiB but the last one.
 PUT_BYTES = 8 << 20
@@ -69,6 +74,8 @@ class ObjectWriter:
         self._threads = ThreadPoolExecutor(PARTS_AT_A_TIME, thread_name_prefix="gdsdata-upload")
         self._sends: set[Future[None]] = set()  # on their way
         self._is_complete = False
+        self._bar = current()
+        self._bar.expect(size_bytes)
 
     def __enter__(self) -> ObjectWriter:
         return self
@@ -169,11 +176,15 @@ class ObjectWriter:
         assert self._upload is not None
         self._wait_for_room(PARTS_AT_A_TIME - 1)
         body = memory[: self._size_of(number)].detach().numpy().data
-        call = functools.partial(self._upload.send, number, body)
+        call = functools.partial(self._send_part, self._upload, number, body)
         sending = submit_or_call(self._threads, call)
         if is_spare:
             sending.add_done_callback(lambda _: self._spare.append(memory))
         self._sends.add(sending)
+
+    def _send_part(self, upload: Upload, number: int, body: memoryview) -> None:
+        upload.send(number, body)
+        self._bar.add(len(body))
 
     def _wait_for_room(self, most: int) -> None:
         """Wait until at most so many parts are on their way, and raise the error of one."""

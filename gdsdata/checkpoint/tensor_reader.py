@@ -23,6 +23,7 @@ from gdsdata.errors import CorruptData
 from gdsdata.io import engine
 from gdsdata.io.new_memory import new_storage
 from gdsdata.io.options import EngineOptions
+from gdsdata.progress_bars import current
 
 if TYPE_CHECKING:
     from gdsdata.collective.transfers import SharedReads
@@ -59,6 +60,7 @@ class TensorReader:
         self._afterwards: list[Callable[[], object]] = []
         self._batches = ThreadPoolExecutor(_BATCHES_AT_A_TIME, thread_name_prefix="gdsdata-read")  # made when needed
         self._begun: list[Future[None]] = []
+        self._bar = current()
         self.own_bytes = 0
 
     def expect(self, size_bytes: int, device: torch.device) -> None:
@@ -241,6 +243,7 @@ class TensorReader:
 
         The bytes arrive after the current work of this thread's stream.
         """
+        self._bar.expect(sum(extents.sizes_bytes))
         return functools.partial(self._parts_reader_of(device), extents)
 
     def _parts_reader_of(self, device: torch.device) -> ReadCall:
@@ -267,6 +270,7 @@ class TensorReader:
         )
         for file in files:
             file.check_unchanged()
+        self._bar.add(sum(extents.sizes_bytes))
         unknown = set()
         for i, found in enumerate(checksums):
             record, name = extents.records[i], extents.names[i]

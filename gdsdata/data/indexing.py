@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from gdsdata.formats.index import Format, SampleIndex
 from gdsdata.formats.kept_index import WORTH_S, KeptIndex, is_kept_format
 from gdsdata.formats.listing import Listing, Source, listing_of, sources_of
+from gdsdata.progress_bars import bar
 from gdsdata.storage.urls import have_urls
 from gdsdata.version import __version__
 
@@ -100,11 +101,13 @@ class Indexing:
         format = self._format or self._recognised(paths)
         left_out = 0
         if self._skipped is None:
-            index = format.index(paths)
+            with bar("indexing", unit="files"):
+                index = format.index(paths)
         else:
             from gdsdata.data.batches.sound_files import index_sound
 
-            index, refusals = index_sound(format, paths)
+            with bar("indexing", unit="files"):
+                index, refusals = index_sound(format, paths)
             self._skipped.leave_out_files(refusals, len(paths))
             left_out = len(refusals)
         is_worth = self._is_remote or time.monotonic() - begun > WORTH_S

@@ -56,6 +56,11 @@ class Iteration:
         self._place = (0, 0, 0)  # the newest iterator's epoch and batches, and how many came before it
         counted.data_sets.add(self)
 
+    @property
+    def running(self) -> Reader[Any] | None:
+        """The newest iterator's reader; None: it has ended."""
+        return self._counted[1]
+
     def begin(
         self,
         epoch: int,
@@ -193,7 +198,7 @@ class Iteration:
         """Return `GDSDataset.stats`, if ``epoch`` is read or is the next to be read."""
         samples, result = self._samples, self._counts()
         # First, because it indexes the files again if they have changed.
-        result["ring_bytes"] = samples.ring_bytes(epoch, self._counted[1])
+        result["ring_bytes"] = samples.ring_bytes(epoch, self.running)
         result |= samples.source.stats()
         result["piece_bytes"], result["piece_memory_bytes"] = dict(self._piece_bytes), self._piece_memory_bytes
         result["shuffle"] = f"{samples.shuffle_name}: {samples.shuffle_reason}"
@@ -216,7 +221,7 @@ class Iteration:
 
     def gauges(self) -> dict[str, Any]:
         """Return what `gdsdata.top` shows of this moment. Any thread may call it."""
-        paths, running = self._samples.paths, self._counted[1]
+        paths, running = self._samples.paths, self.running
         epoch, steps, before = self._place
         at = {} if running is None else running.statistics()
         return {
@@ -253,7 +258,7 @@ class Iteration:
         if not self._samples.source.reads_objects:
             return None
         of_pieces, pieces_s = self._piece_bytes, self._pieces_s
-        if (running := self._counted[1]) is not None and (pieces := running.pieces) is not None:
+        if (running := self.running) is not None and (pieces := running.pieces) is not None:
             of_pieces, pieces_s = sum_of_routes(of_pieces, pieces.bytes), pieces_s + pieces.waited_s
         read = sum_of_routes(batch_bytes, of_pieces)
         requests = self._requests()

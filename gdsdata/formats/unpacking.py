@@ -29,6 +29,7 @@ from typing import BinaryIO, NamedTuple, Protocol
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.formats import caches, litdata_frames
 from gdsdata.formats.shards import Shard, missing_shards_named
+from gdsdata.progress_bars import Bar, bar
 from gdsdata.storage.heads import sizes_of
 from gdsdata.storage.opened import exist, open_stream
 from gdsdata.storage.urls import is_remote
@@ -112,10 +113,11 @@ def unpacked(shards: Sequence[Shard], where: str | None, kind: str) -> list[Shar
         _require_space(folder, lacking_bytes)
         threads = ThreadPoolExecutor(min(_MOST_THREADS, len(os.sched_getaffinity(0))), "gdsdata-unpacking")
         try:
-            for _ in threads.map(
-                lambda one: _unpack(one, targets[one.shard.path], decoders[one.shard.compression]), lacking
-            ):
-                pass
+            with bar("unpacking", lacking_bytes) as shown:
+                for _ in threads.map(
+                    lambda one: _unpack(one, targets[one.shard.path], decoders[one.shard.compression], shown), lacking
+                ):
+                    pass
         finally:
             threads.shutdown(cancel_futures=True)
         _sweep({targets[packed.shard.path] for packed in lacking})
@@ -296,7 +298,7 @@ def _require_space(folder: str, size_bytes: int) -> None:
         )
 
 
-def _unpack(packed: _Packed, target: str, decoder: Decoder) -> None:
+def _unpack(packed: _Packed, target: str, decoder: Decoder, shown: Bar) -> None:
     """Make ``target``, which then has as many bytes as index.json says; or nothing."""
     shard, (unpacking, errors) = packed.shard, decoder
     try:
@@ -306,10 +308,11 @@ def _unpack(packed: _Packed, target: str, decoder: Decoder) -> None:
             if shard.packed_bytes not in (None, packed_bytes):
                 raise _corrupt(packed, f"index.json says {shard.packed_bytes} bytes, and it has {packed_bytes}")
             if _is_there(target, shard):
+                shown.add(shard.size_bytes)
                 return
             with caches.written(target) as out:
                 try:
-                    _copy(unpacking(file, shard.size_bytes), out, packed)
+                    _copy(unpacking(file, shard.size_bytes), out, packed, shown)
                 except errors as error:
                     raise _corrupt(packed, f"its {shard.compression} is damaged ({error})") from error
                 # The size alone shows that it is whole, so no name may come to storage before the
@@ -346,7 +349,7 @@ def _turn_of(file: BinaryIO, target: str) -> Iterator[None]:
                 os.unlink(name)
 
 
-def _copy(stream: _Stream, out: BinaryIO, packed: _Packed) -> None:
+def _copy(stream: _Stream, out: BinaryIO, packed: _Packed, shown: Bar) -> None:
     """Copy all of ``stream``.
 
     Raises:
@@ -360,6 +363,7 @@ def _copy(stream: _Stream, out: BinaryIO, packed: _Packed) -> None:
             if left_bytes < 0:
                 raise _corrupt(packed, f"unpacked it has more than the {shard.size_bytes} bytes that index.json says")
             out.write(data)
+            shown.add(len(data))
             if digest is not None:
                 digest.update(data)
     if left_bytes:

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from gdsdata.errors import IoError
+from gdsdata.progress_bars import current
 from gdsdata.storage.regular import REFUSED, open_without_waiting
 from gdsdata.storage.urls import have_urls, is_remote
 
@@ -39,6 +40,7 @@ def read_heads(paths: Sequence[str], head_bytes: int) -> tuple[list[bytes], np.n
         FileNotFoundError: as the system raises it.
         IoError: any other refusal.
     """
+    current("files").expect(len(paths))
     if have_urls(paths):
         return _heads_of_some_urls(paths, head_bytes)
     return _heads_of_files(paths, head_bytes)
@@ -47,10 +49,12 @@ def read_heads(paths: Sequence[str], head_bytes: int) -> tuple[list[bytes], np.n
 def _heads_of_files(paths: Sequence[str], head_bytes: int) -> tuple[list[bytes], np.ndarray, np.ndarray]:
     heads: list[bytes] = []
     size_bytes, mtime_ns = np.empty(len(paths), np.int64), np.empty(len(paths), np.int64)
+    bar = current("files")
     for some, sizes, times in _parts(paths, head_bytes):
         files = slice(len(heads), len(heads) + len(some))
         heads += some
         size_bytes[files], mtime_ns[files] = sizes, times
+        bar.add(len(some))
     return heads, size_bytes, mtime_ns
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import fnmatch
+import posixpath
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.io import engine
+from gdsdata.progress_bars import Bar, bar
 from gdsdata.storage import transport
 from gdsdata.storage.cache import Cache
 from gdsdata.storage.location import location_of
@@ -57,14 +59,15 @@ def fetch(url: str, cache: Cache, progress: Callable[[ObjectInfo, int, int], Non
     complete = True
     with ThreadPoolExecutor(_REQUESTS) as threads:
         for info in objects_at(url):
-            fetched, refused = _fetch_object(info, cache, threads)
+            with bar(f"fetching {posixpath.basename(info.url.partition('?')[0])}", info.size_bytes) as shown:
+                fetched, refused = _fetch_object(info, cache, threads, shown)
             complete = complete and refused == 0
             if progress is not None:
                 progress(info, fetched, refused)
     return complete
 
 
-def _fetch_object(info: ObjectInfo, cache: Cache, threads: ThreadPoolExecutor) -> tuple[int, int]:
+def _fetch_object(info: ObjectInfo, cache: Cache, threads: ThreadPoolExecutor, shown: Bar) -> tuple[int, int]:
     cached = cache.blocks.object(info.url, info.version, info.size_bytes, info.tag)
     if cached is None:
         return 0, info.size_bytes
@@ -84,7 +87,12 @@ def _fetch_object(info: ObjectInfo, cache: Cache, threads: ThreadPoolExecutor) -
             raise
         return (length, 0) if cached.fill(number, body) else (0, length)
 
-    counts = list(threads.map(block, range(cached.block_count)))
+    def counted_block(number: int) -> tuple[int, int]:
+        counts = block(number)
+        shown.add(min(cached.block_bytes, info.size_bytes - number * cached.block_bytes))
+        return counts
+
+    counts = list(threads.map(counted_block, range(cached.block_count)))
     return sum(fetched for fetched, _ in counts), sum(refused for _, refused in counts)
 
 

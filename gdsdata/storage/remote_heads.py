@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from gdsdata.progress_bars import current
 from gdsdata.storage import objects, ranges
 
 # Objects whose requests are made before the first is waited for.
@@ -24,5 +25,6 @@ def heads_of_urls(urls: Sequence[str], head_bytes: int) -> tuple[list[bytes], np
             ]
             for place, head in zip(places, ranges.read_many(wanted), strict=True):
                 heads[place] = head
+            current("files").add(min(_AT_ONCE, len(urls) - first))
     sizes = np.array([one.size_bytes for one in known], np.int64)
     return heads, sizes, np.array([one.version for one in known], np.int64)
