@@ -142,7 +142,7 @@ def commands_of(*program):
 def test_every_command_is_of_a_program_that_is_checked_here():
     checked = [*commands_of("python", "-m", "gdsdata.bench"), *commands_of("python", "-m", "gdsdata.doctor")]
     checked += [*commands_of("python", "benchmarks/"), *commands_of("python", "examples/")]
-    checked += commands_of("python", "-m", "gdsdata.cache")
+    checked += [*commands_of("python", "-m", "gdsdata.cache"), *commands_of("python", "-m", "gdsdata.top")]
     others = [(page, one) for page, one in commands() if one not in checked and one[0] not in ("pip", "git")]
     assert len(checked) > 20 and others == []
 
@@ -191,7 +191,7 @@ def test_commands_of_the_bench_name_settings_that_it_has(tmp_path):
     assert done.returncode == 1 and "no_such_setting" in done.stderr
 
 
-@pytest.mark.parametrize("module", ["gdsdata.bench.compare", "gdsdata.cache", "gdsdata.doctor"])
+@pytest.mark.parametrize("module", ["gdsdata.bench.compare", "gdsdata.cache", "gdsdata.doctor", "gdsdata.top"])
 def test_commands_name_options_that_the_program_has(module, tmp_path):
     done = ask(tmp_path, "-m", module, "--help")
     assert done.returncode == 0, done.stderr

@@ -39,7 +39,7 @@ class Snapshots:
             "pid": os.getpid(),
             "parent_pid": os.getppid(),
             "host": socket.gethostname(),
-            "program": os.path.basename(sys.argv[0] if sys.argv else "") or "python",
+            "program": _program(),
             "rank": rank,
             "world_size": world_size,
             "loader_worker": None if worker is None else worker.id,
@@ -65,6 +65,12 @@ class Snapshots:
             return {"folder": self._cache.folder, **self._cache.statistics()}
         except (OSError, ValueError):  # it was removed
             return None
+
+
+def _program() -> str:
+    """Return the program's name without its arguments, which may have secrets."""
+    folder, name = os.path.split(sys.argv[0] if sys.argv else "")
+    return (os.path.basename(folder) if name == "__main__.py" else name) or "python"
 
 
 def _rank() -> tuple[int | None, int | None]:
