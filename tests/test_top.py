@@ -14,6 +14,7 @@ import pytest
 import torch
 from helpers import eventually, exit_code_of_fork, in_new_process
 from live_view import data_set_of, own, own_sockets, write_samples
+from torch.utils.data import DataLoader
 
 import gdsdata
 from gdsdata.observe import counted, live
@@ -149,6 +150,16 @@ def test_each_field_of_a_snapshot_is_documented(sockets, samples, tmp_path):
     assert lacking == set()
 
 
+def test_a_number_that_cannot_be_read_does_not_end_the_export(sockets, samples):
+    live.start()
+    dataset = gdsdata.GDSDataset(samples, batch_size=4, device="cpu")
+    paths, dataset._samples.paths = dataset._samples.paths, []
+    snapshots, silent = client.ask(os.getpid())
+    assert snapshots == [] and "could not be read: IndexError" in silent[0].reason
+    dataset._samples.paths = paths
+    assert data_set_of(own(), samples)["files"] == 40
+
+
 # ------------------------------------------------------------------------------------------------- who may read it
 
 
@@ -225,7 +236,11 @@ def test_a_process_that_does_not_answer_is_named(sockets):
 
 @pytest.mark.parametrize(
     ("answer", "reason"),
-    [(b'{"version": 2, "gdsdata": "9.0"}', "gdsdata 9.0, whose snapshots have version 2"), (b'{"vers', "was cut")],
+    [
+        (b'{"version": 2, "gdsdata": "9.0"}', "gdsdata 9.0, whose snapshots have version 2"),
+        (b'{"vers', "was cut"),
+        (b"", "was cut"),
+    ],
 )
 def test_an_answer_that_is_not_understood_is_named(sockets, answer, reason):
     with listening(sockets, "12345-00000000.sock") as listener:
@@ -285,6 +300,29 @@ def test_a_child_does_not_keep_its_killed_parents_socket_open(sockets):
         os.kill(child, signal.SIGKILL)
         os.close(read)
         os.close(write)
+
+
+def _seen_with_a_loader(path, runtime, method):
+    os.environ |= {"XDG_RUNTIME_DIR": runtime, "GDSDATA_TOP": "1"}
+    dataset = gdsdata.GDSDataset(path, batch_size=1, device="cpu", on_break="restart")
+    next(iter(dataset))
+    loader = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context=method)
+    batches = iter(loader)
+    for _ in range(6):
+        next(batches)
+    answers = client.ask()
+    left = sum(1 for _ in batches)
+    counts = {one["loader_worker"]: data_set_of(one, path)["batches"] for one in answers.snapshots}
+    return answers.silent, counts, left
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_of_a_loader_export_their_own_counts(samples, tmp_path, method):
+    (tmp_path / "run").mkdir()
+    silent, counts, left = in_new_process(_seen_with_a_loader, str(samples), str(tmp_path / "run"), method)
+    assert (silent, left, set(counts)) == ([], 34, {None, 0, 1})
+    assert counts[None] == 1 and all(3 <= counts[worker] <= 20 for worker in (0, 1))
 
 
 def test_a_fork_while_the_export_changes_leaves_no_lock_behind(sockets):

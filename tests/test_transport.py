@@ -14,6 +14,7 @@ import pytest
 
 from gdsdata import _engine
 from gdsdata.errors import IoError
+from gdsdata.observe.counted import Requests
 from gdsdata.storage import transport
 from gdsdata.storage.exchange import exchange
 from gdsdata.storage.transport import Request, Response
@@ -430,3 +431,15 @@ def test_a_date_that_is_none_is_no_date(monkeypatch, date):
     Script(monkeypatch, (403, {"date": date}, b""))
     with pytest.raises(PermissionError, match="403"):
         transport.send(GET)
+
+
+def test_requests_are_counted_for_the_live_view(monkeypatch):
+    counts = Requests()
+    monkeypatch.setattr(transport, "store_requests", counts)
+    Script(monkeypatch, (503, {}, b""), OK)
+    transport.send(Request("PUT", URL, body=b"four"))
+    Script(monkeypatch, (404, {}, b"none"))
+    transport.send(GET, accept={404})
+    with pytest.raises(FileNotFoundError):
+        transport.send(GET)
+    assert counts.snapshot() == {"requests": 3, "retries": 1, "sent_bytes": 4, "received_bytes": 7}

@@ -151,6 +151,7 @@ def send(
                 renew = None
                 continue
             if response.status in accept:
+                store_requests.count(attempts, 0, len(response.body))
                 return response
             wait_s = _asked_wait_s(response.headers)
             is_retried = response.status in _RETRIED or refusal.code in _RETRIED_CODES
@@ -158,6 +159,7 @@ def send(
         wait_s = max(wait_s, _draw(0.0, min(_MOST_WAIT_S, _FIRST_WAIT_S * 2.0 ** min(attempts - 1, 20))))
         passed_s = _clock() - begun
         if not is_retried or passed_s + wait_s >= limit_s:
+            store_requests.count(attempts, 0, 0)
             history = f"{attempts} attempt{'s' if attempts > 1 else ''} in {passed_s:.1f} s"
             if refusal is not None:
                 shown = f"after {history}" if attempts > 1 else ""

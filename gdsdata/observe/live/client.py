@@ -110,8 +110,8 @@ def _received(descriptor: int, name: str, timeout_s: float) -> bytes:
             raise
         except ConnectionResetError:
             pass
-    if not parts:
-        raise _Ended
+        if not parts and not _is_there(connection):
+            raise _Ended
     return b"".join(parts)
 
 
@@ -133,4 +133,6 @@ def _understood(answer: bytes) -> dict[str, Any]:
             f"it has gdsdata {snapshot.get('gdsdata')}, whose snapshots have version {version}, and this one reads "
             f"version {VERSION}: run gdsdata.top of the same gdsdata"
         )
+    if "error" in snapshot:
+        raise ValueError(f"its numbers could not be read: {snapshot['error']}")
     return dict(snapshot)

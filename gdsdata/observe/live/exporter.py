@@ -13,7 +13,8 @@ import threading
 
 from gdsdata.io.engine import warn_once
 from gdsdata.observe.live import folder
-from gdsdata.observe.live.snapshot import Snapshots
+from gdsdata.observe.live.snapshot import VERSION, Snapshots
+from gdsdata.version import __version__
 
 _SEND_S = 2.0  # a reader that takes its answer no faster is left
 _JOIN_S = 1.0
@@ -70,7 +71,13 @@ class Exporter:
             with connection, contextlib.suppress(OSError):
                 if _user_of(connection) in (0, os.geteuid()):
                     connection.settimeout(_SEND_S)
-                    connection.sendall(json.dumps(self._snapshots.take()).encode())
+                    connection.sendall(self._answer_of())
+
+    def _answer_of(self) -> bytes:
+        try:
+            return json.dumps(self._snapshots.take()).encode()
+        except Exception as error:  # the thread goes on, and the next snapshot may succeed
+            return json.dumps({"version": VERSION, "gdsdata": __version__, "error": repr(error)}).encode()
 
 
 def _user_of(connection: socket.socket) -> int:
