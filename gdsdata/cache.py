@@ -28,7 +28,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--no-progress", action="store_true", help="draw no progress bars on a terminal")
     parser.add_argument("--empty", action="store_true", help="remove every object that is not in use")
     given = parser.parse_args(arguments)
-    show_progress(not given.no_progress)
+    if given.no_progress:
+        show_progress(False)
     folder = cache_folder(given.path)
     if folder is None:
         parser.error(f"name the cache folder, or set {CACHE_VARIABLE}")

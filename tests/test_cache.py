@@ -11,6 +11,7 @@ from helpers import MIB, REPOSITORY, random_bytes
 from servers.faults import BUCKET, FaultServer
 
 from gdsdata import cache as program
+from gdsdata import progress_bars
 from gdsdata.io import engine
 from gdsdata.io.remote_access import BLOCK_BYTES
 from gdsdata.storage.cache import Cache, cache_folder, is_cache
@@ -194,6 +195,25 @@ def test_a_pattern_fetches_all_that_match(folder, server):
     assert {one.url for one in cache.objects()} == {f"s3://{BUCKET}/shards/{key}" for key in ("a.tar", "b.tar")}
     with pytest.raises(FileNotFoundError, match="no object matches"):
         fetch(f"s3://{BUCKET}/shards/*.zip", cache)
+
+
+def test_a_fetch_counts_the_bytes_of_each_object_for_its_progress_bar(folder, content, server, monkeypatch):
+    begun = []
+    monkeypatch.setattr(progress_bars, "_are_seen", lambda: True)
+    monkeypatch.setattr(progress_bars._Drawer, "begin", lambda self, one: begun.append(one))
+    monkeypatch.setattr(progress_bars._Drawer, "end", lambda self, one: None)
+    server.put("shards/a.bin", content)
+    fetch(f"s3://{BUCKET}/shards/a.bin", Cache(folder, "100MiB"))
+    assert [(one.what, one.done, one.total) for one in begun] == [("fetching a.bin", len(content), len(content))]
+
+
+def test_no_progress_switches_bars_off(folder, content, capsys):
+    keep(Cache(folder, "100MiB"), content)
+    try:
+        assert run(folder, "--no-progress", capsys=capsys)[0] == 0
+        assert not progress_bars._is_on
+    finally:
+        progress_bars.show_progress(True)
 
 
 def test_what_has_no_room_is_said(folder, server, capsys):

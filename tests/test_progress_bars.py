@@ -1,5 +1,6 @@
 """Progress bars: when they are drawn, what they count, and that they are removed."""
 
+import gzip
 import io
 import os
 import re
@@ -14,6 +15,8 @@ from helpers import eventually, exit_code_of_fork
 
 import gdsdata
 from gdsdata import progress_bars
+from gdsdata.formats.shards import Shard
+from gdsdata.formats.unpacking import unpacked
 from gdsdata.progress_bars import bar, current
 
 
@@ -240,7 +243,23 @@ def test_indexing_counts_files(bars, tmp_path):
     assert (shown.done, shown.total, shown.unit) == (70, 70, "files")
 
 
-def test_saves_in_the_background_have_no_bar(bars, tmp_path):
+def test_unpacking_counts_unpacked_bytes(bars, tmp_path):
+    content = bytes(300_000)
+    for name in "ab":
+        (tmp_path / f"{name}.gz").write_bytes(gzip.compress(content))
+    shards = [
+        Shard(f"{tmp_path}/{name}", len(content), 1, f"{tmp_path}/index.json", f"{tmp_path}/{name}.gz", "gz")
+        for name in "ab"
+    ]
+    with pytest.warns(RuntimeWarning, match="2 compressed shards were unpacked"):
+        unpacked(shards, str(tmp_path / "kept"), "mds")
+    assert [(one.what, one.done, one.total) for one in bars] == [("unpacking", 600_000, 600_000)]
+
+
+def test_a_restore_has_a_bar_and_saves_in_the_background_have_none(bars, tmp_path):
     with gdsdata.AsyncCheckpointer(tmp_path / "run") as checkpointer:
         checkpointer.save(1, {"a": torch.ones(1000)})
-    assert bars == []
+        checkpointer.wait()
+        assert bars == []
+        checkpointer.restore({"a": torch.zeros(1000)})
+    assert [(one.what, one.done, one.total) for one in bars] == [("restoring a checkpoint", 4000, 4000)]

@@ -9,6 +9,7 @@ from typing import Any
 
 from gdsdata.checkpoint.api import save
 from gdsdata.checkpoint.background.arguments import size_in_bytes
+from gdsdata.checkpoint.background.save_counts import SaveCounts
 from gdsdata.checkpoint.background.save_job import SaveJob
 from gdsdata.checkpoint.background.staging import Snapshots
 from gdsdata.checkpoint.background.staging_memory import Staging
@@ -41,6 +42,7 @@ class AsyncGDSCheckpointIO(GDSCheckpointIO):
         super().__init__(options)
         self._staging_bytes = size_in_bytes("staging_bytes", staging_bytes)
         self._threads: _Threads | None = None  # from the first save until `teardown`
+        self._counts: SaveCounts | None = None  # from the first save on
         self._unseen: list[Future[Any]] = []  # what is in progress, and errors that nobody has seen
 
     def save_checkpoint(
@@ -62,15 +64,19 @@ class AsyncGDSCheckpointIO(GDSCheckpointIO):
             return save(checkpoint, place, options=self._options)
         started = time.perf_counter()
         threads = self._threads = self._threads or _Threads(self._staging_bytes)
-        job = SaveJob(0, checkpoint, threads.staging, Snapshots(0))
+        counts = self._counts = self._counts or SaveCounts(os.path.dirname(place))
+        job = SaveJob(0, checkpoint, threads.staging, Snapshots(0), counts)
         written = threads.saver.submit(_write, job, place, threads.writers, self._options)
+        counts.begin(int(checkpoint.get("global_step", 0)), job.size_bytes, written)
         try:
             job.stage()
         except BaseException:
             wait([written])  # its error is the one that the caller sees now
             raise
         self._unseen.append(written)
-        note_checkpoint_stall(time.perf_counter() - started)
+        stall_s = time.perf_counter() - started
+        note_checkpoint_stall(stall_s)
+        counts.stalled(stall_s)
         return None
 
     def load_checkpoint(

@@ -45,6 +45,7 @@ from gdsdata.errors import EngineClosed
 from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
 from gdsdata.observe.times import note_checkpoint_stall
+from gdsdata.progress_bars import bar
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -330,7 +331,8 @@ class AsyncCheckpointer:
             strict = [name for name, one in state.items() if not hasattr(one, "load_state_dict")]
             return load_over(path, parts, strict=strict, verify=verify, weights_only=weights_only, options=self.options)
 
-        found = self._restoring.read(chosen, load)
+        with bar("restoring a checkpoint"):
+            found = self._restoring.read(chosen, load)
         whole = {name: with_dtensors(targets[name], parts[name], found.content[name]) for name in targets}
         for name, one in list(state.items()):
             if hasattr(one, "load_state_dict"):

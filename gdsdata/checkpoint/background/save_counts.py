@@ -29,7 +29,7 @@ class SaveCounts:
         if folder:
             counted.saves.add(self)
 
-    def begin(self, step: int, size_bytes: int, ended: Future[str]) -> None:
+    def begin(self, step: int, size_bytes: int, ended: Future[Any]) -> None:
         """Count a save that has begun.
 
         Args:
@@ -57,7 +57,7 @@ class SaveCounts:
         with self._lock:
             self._counted["stall_s"] += seconds
 
-    def _ended(self, ended: Future[str]) -> None:
+    def _ended(self, ended: Future[Any]) -> None:
         failed = ended.cancelled() or ended.exception() is not None
         with self._lock:
             self._counted["failed" if failed else "complete"] += 1
