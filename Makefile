@@ -69,6 +69,10 @@ FRAMEWORKS := $(addprefix tests/test_,composer.py deepspeed.py integration_examp
 test-frameworks: $(READY) build/.frameworks  ## the tests with frameworks whose packages do not go into one environment with the others (tests/frameworks.txt)
 	@build/frameworks/bin/python -m pytest -m "slow or not slow" -n $(JOBS) --dist loadfile $(FRAMEWORKS) $(ARGS)
 
+.PHONY: test-site
+test-site: $(READY) build/.browser  ## build the documentation site and look at it in Chromium: build/site-shots
+	@build/docs/bin/python -m pytest -m slow tests/test_site.py $(ARGS)
+
 .PHONY: lint
 lint: $(READY)  ## ruff, clang-format, mypy and the prose check; make format mends what the first two can mend
 	@$(VENV_PYTHON) -m ruff check .
@@ -87,6 +91,15 @@ format: $(INSTALLED)  ## lay the C++ sources out, and mend what ruff can mend
 .PHONY: reference
 reference: $(INSTALLED)  ## docs/reference/*.md from the docstrings
 	@$(VENV_PYTHON) docs/make_reference.py
+
+.PHONY: docs
+docs: build/.docs  ## the documentation site, in build/site; broken links and missing docstrings are errors
+	@build/docs/bin/python docs/make_site.py
+
+.PHONY: figures
+figures: | $(VENV_PYTHON)  ## docs/figures.md and docs/figures/ from benchmarks/results, and the diagrams
+	@$(VENV_PYTHON) docs/make_figures.py
+	@$(VENV_PYTHON) docs/make_diagrams.py
 
 .PHONY: sanitize
 sanitize: build/.system-tests  ## the C++ engine's tests under ASan and UBSan, then under TSan
@@ -179,6 +192,22 @@ build/.frameworks: tests/frameworks.txt $(INSTALLED)
 	  echo "import site; site.addsitedir('$$($(VENV_PYTHON) -c "$$site")')" > $$(build/frameworks/bin/python -c "$$site")/base.pth
 	@DS_BUILD_OPS=0 build/frameworks/bin/python -m pip --disable-pip-version-check install -q --no-deps --no-build-isolation \
 	  --ignore-requires-python -r $<
+	@touch $@
+
+# It reads the sources of gdsdata and imports nothing of them, so it needs neither torch nor the extension.
+build/.docs: docs/site/requirements.txt | $(VENV_PYTHON)
+	@echo "gdsdata: installing what builds the documentation into build/docs: a download of some 12 MB"
+	@$(VENV_PYTHON) -m venv --clear build/docs
+	@build/docs/bin/python -m pip --disable-pip-version-check install -q -r $<
+	@touch $@
+
+# Beside Sphinx, in an environment that sees the packages of $(VENV). The browser is the distribution's.
+build/.browser: build/.docs $(INSTALLED)
+	@.ci/system-packages $(VENV_PYTHON) browser
+	@echo "gdsdata: installing playwright into build/docs: a download of some 50 MB"
+	@site='import sysconfig; print(sysconfig.get_path("purelib"))'; \
+	  echo "import site; site.addsitedir('$$($(VENV_PYTHON) -c "$$site")')" > $$(build/docs/bin/python -c "$$site")/base.pth
+	@build/docs/bin/python -m pip --disable-pip-version-check install -q playwright
 	@touch $@
 
 $(VENV_PYTHON): | build/.system-build

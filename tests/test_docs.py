@@ -235,6 +235,24 @@ def test_every_result_is_named_by_the_page_of_its_machine():
         assert {path.name for path in folder.iterdir()} - {"README.md"} <= linked
 
 
+def test_the_front_page_names_every_page():
+    docs = ROOT / "docs"
+    front = (docs / "README.md").read_text()
+    others = {page for page in docs.rglob("*.md") if page != docs / "README.md"} - WRITTEN
+    linked = {(docs / target).resolve() for target in re.findall(r"\]\(([^)\s#]+)", front)}
+    assert {name_of(page) for page in others - linked} == set()
+
+
+@pytest.mark.skipif(not (ROOT / "csrc").exists(), reason="not a checkout")
+def test_figures_and_diagrams_are_those_of_the_results(tmp_path):
+    for script, folder in (("make_figures.py", tmp_path), ("make_diagrams.py", tmp_path / "figures")):
+        subprocess.run([sys.executable, ROOT / "docs" / script, folder], check=True)
+    drawn = {path.relative_to(tmp_path): path.read_text() for path in tmp_path.rglob("*.*")}
+    kept = {path: (ROOT / "docs" / path).read_text() for path in drawn}
+    assert drawn == kept, "run `make figures`"
+    assert {path.name for path in drawn} == {"figures.md"} | {p.name for p in (ROOT / "docs" / "figures").iterdir()}
+
+
 def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 160
 

@@ -93,6 +93,7 @@ class Threads:
         return [value for share in shares for value in share.result()]
 
     def close(self, wait: bool) -> None:
+        """Take no more work, and, with ``wait``, return when the work that was taken has ended."""
         self._pool.shutdown(wait=wait)
 
 

@@ -1,0 +1,44 @@
+// Below a diagram with steps: buttons that show one step at a time, and the sentence for it. The
+// sentences are the ordered list that follows the diagram.
+"use strict";
+
+function addButtons(drawing) {
+  const steps = [...drawing.querySelectorAll(".step")];
+  let list = drawing.nextElementSibling;
+  while (list && list.tagName !== "OL") list = list.nextElementSibling;
+  const items = list ? [...list.children] : [];
+  if (steps.length === 0 || items.length !== steps.length) return;
+
+  let shown = 0; // 0: all steps
+  const said = document.createElement("p");
+  said.className = "step-text";
+  said.setAttribute("aria-live", "polite");
+
+  function show(step) {
+    shown = Math.min(Math.max(step, 0), steps.length);
+    drawing.classList.toggle("stepping", shown > 0);
+    steps.forEach((one, i) => one.classList.toggle("on", i + 1 === shown));
+    said.innerHTML = shown ? `<b>${shown} of ${steps.length}.</b> ` + items[shown - 1].innerHTML : "";
+    back.disabled = shown === 0;
+    next.disabled = shown === steps.length;
+  }
+
+  function button(name, action) {
+    const one = document.createElement("button");
+    one.type = "button";
+    one.textContent = name;
+    one.addEventListener("click", action);
+    return one;
+  }
+
+  const back = button("Back", () => show(shown - 1));
+  const next = button("Next step", () => show(shown + 1));
+  const all = button("All steps", () => show(0));
+  const bar = document.createElement("div");
+  bar.className = "step-buttons";
+  bar.append(back, next, all);
+  drawing.append(bar, said);
+  show(0);
+}
+
+document.querySelectorAll("figure.drawing").forEach(addButtons);
