@@ -196,7 +196,7 @@ build/.frameworks: tests/frameworks.txt $(INSTALLED)
 
 # It reads the sources of gdsdata and imports nothing of them, so it needs neither torch nor the extension.
 build/.docs: docs/site/requirements.txt | $(VENV_PYTHON)
-	@echo "gdsdata: installing what builds the documentation into build/docs: a download of some 12 MB"
+	@echo "gdsdata: installing what builds the documentation into build/docs: a download of some 25 MB"
 	@$(VENV_PYTHON) -m venv --clear build/docs
 	@build/docs/bin/python -m pip --disable-pip-version-check install -q -r $<
 	@touch $@

@@ -156,7 +156,7 @@ def file_parts(y: float, filled: int, note: str) -> list[str]:
 
 
 def write(y: float) -> list[str]:
-    return file_parts(y, 5, "pieces of whole pages")
+    return file_parts(y, 5, "by whole pages")
 
 
 def sync(y: float) -> list[str]:
@@ -213,12 +213,11 @@ CHECKPOINT: list[Step] = [
 ]
 
 
-def main() -> None:
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else DOCS / "figures"
+def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, steps in (("batch", BATCH), ("checkpoint", CHECKPOINT)):
         (folder / f"{name}.svg").write_text(diagram(steps), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else DOCS / "figures")

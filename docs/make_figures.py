@@ -368,8 +368,7 @@ def of_lines(command: str) -> str:
     return wrapped(command, 84).replace("\n", " \\\n    ")
 
 
-def main() -> None:
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else DOCS
+def main(folder: Path) -> None:
     figures = [
         shuffled_records(),
         volumes_beside_loaders(),
@@ -387,4 +386,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else DOCS)

@@ -6,7 +6,7 @@ The pages are plain Markdown that is read in the repository too. So their text i
 build/docs-source, with three changes, before Sphinx makes HTML of it:
 
 - A link to a file outside of docs/ becomes a link to a page with that file: Markdown as it is,
-  data (.json) as a download, everything else as a listing.
+  data and pictures as downloads, everything else as a listing.
 - A path of a program in examples/, as inline code, becomes a link to its listing.
 - A picture (.svg) is put into the page, so that its colors follow the page's.
 
@@ -18,6 +18,7 @@ import os
 import re
 import subprocess
 import sys
+from html import escape
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
@@ -33,6 +34,7 @@ PARTS = re.compile(
 )
 PATH = re.compile(r"`((?:benchmarks|configs|csrc|examples|gdsdata|tests)/[\w./-]+)`")
 LANGUAGES = {".py": "python", ".cpp": "cpp", ".h": "cpp", ".yaml": "yaml", ".toml": "toml"}
+COPIED = {".csv", ".json", ".png", ".svg", ".webp"}
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -47,7 +49,7 @@ def place_of(file: Path) -> str:
     if file.is_relative_to(DOCS):
         return file.relative_to(DOCS).as_posix()
     place = f"repository/{file.relative_to(ROOT).as_posix()}"
-    return place if file.suffix in (".md", ".json") else f"{place}.md"
+    return place if file.suffix in {".md", *COPIED} else f"{place}.md"
 
 
 class Site:
@@ -69,20 +71,20 @@ class Site:
     def fill(self) -> None:
         while self.waiting:
             file = self.waiting.pop()
-            text = file.read_text(encoding="utf-8")
+            content = file.read_bytes()
             if file.suffix == ".md":
-                text = self.page(file, text)
-            elif file.suffix != ".json":
-                text = self.listing(file, text)
-            self.write(place_of(file), text)
+                content = self.page(file, content.decode()).encode()
+            elif file.suffix not in COPIED:
+                content = self.listing(file, content.decode()).encode()
+            self.write(place_of(file), content)
 
-    def write(self, place: str, text: str) -> None:
-        """Write a file of the source folder, unless it has that text already."""
+    def write(self, place: str, content: bytes) -> None:
+        """Write a file of the source folder, unless it is the same already."""
         path = self.source / place
         self.written.add(place)
-        if not path.exists() or path.read_text(encoding="utf-8") != text:
+        if not path.exists() or path.read_bytes() != content:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
+            path.write_bytes(content)
 
     def remove_others(self) -> None:
         """Remove what an earlier run has left in the source folder."""
@@ -137,9 +139,10 @@ def drawing(file: Path, text: str) -> str:
     if not file.is_file():
         raise Broken(f"there is no picture {file}")
     svg = re.sub(r"^<\?xml[^>]*>\s*", "", file.read_text(encoding="utf-8")).strip()
-    label = text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
-    svg = svg.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
-    return f'```{{raw}} html\n<figure class="drawing" id="{file.stem}">\n{svg}\n</figure>\n```'
+    svg = re.sub(r"^(<svg[^>]*?) role=(\"img\"|'img')", r"\1", svg)
+    svg = svg.replace("<svg ", f'<svg role="img" aria-label="{escape(" ".join(text.split()), quote=True)}" ', 1)
+    kind = "drawing" if 'class="drawn"' in svg else "picture"
+    return f'```{{raw}} html\n<figure class="{kind}" id="{file.stem}">\n{svg}\n</figure>\n```'
 
 
 # ------------------------------------------------------------------------------------------------------- navigation
@@ -152,11 +155,11 @@ def navigation(site: Site) -> dict[str, list[str]]:
     """Return the places of the pages of each section, in the order of docs/README.md."""
     sections: dict[str, list[str]] = {}
     seen = {"index.md"}
-    section = ""
+    section = "Start"
     for line in (DOCS / "README.md").read_text(encoding="utf-8").splitlines():
         if line.startswith("## "):
             section = line[3:].strip()
-        for target in LINK.findall(line) if section else ():
+        for target in LINK.findall(line):
             place = target.partition("#")[0]
             if place.endswith(".md") and not place.startswith("..") and place not in seen:
                 seen.add(place)
@@ -165,6 +168,7 @@ def navigation(site: Site) -> dict[str, list[str]]:
         if place.endswith(".md") and not place.startswith("repository/"):
             folder = place.split("/")[0] if "/" in place else ""
             sections.setdefault(FOLDERS.get(folder, "More"), []).append(place)
+    sections["Reference"].sort(key=lambda place: not place.startswith("reference/"))
     sections["Repository"] = repository_pages(site)
     return sections
 
@@ -196,7 +200,7 @@ def assemble() -> None:
     subprocess.run([sys.executable, DOCS / "make_reference.py", reference], check=True, stdout=subprocess.DEVNULL)
     site = Site(SOURCE)
     for page in reference.glob("gdsdata*.md"):
-        site.write(f"reference/{page.name}", page.read_text(encoding="utf-8"))
+        site.write(f"reference/{page.name}", page.read_bytes())
     for page in DOCS.rglob("*.md"):
         if not page.name.startswith("gdsdata"):  # those of `make reference`
             site.add(page)
@@ -205,7 +209,7 @@ def assemble() -> None:
     site.fill()
     front = (SOURCE / "index.md").read_text(encoding="utf-8")
     trees = "".join(toctree(caption, places) for caption, places in navigation(site).items())
-    site.write("index.md", front + trees)
+    site.write("index.md", (front + trees).encode())
     site.remove_others()
 
 

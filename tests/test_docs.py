@@ -243,10 +243,44 @@ def test_the_front_page_names_every_page():
     assert {name_of(page) for page in others - linked} == set()
 
 
+@pytest.fixture
+def docs_scripts(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+
+
+@pytest.fixture
+def make_site(docs_scripts):
+    import make_site
+
+    return make_site
+
+
 @pytest.mark.skipif(not (ROOT / "csrc").exists(), reason="not a checkout")
-def test_figures_and_diagrams_are_those_of_the_results(tmp_path):
-    for script, folder in (("make_figures.py", tmp_path), ("make_diagrams.py", tmp_path / "figures")):
-        subprocess.run([sys.executable, ROOT / "docs" / script, folder], check=True)
+def test_every_link_and_path_of_a_page_has_a_place_in_the_site(make_site, tmp_path):
+    site = make_site.Site(tmp_path)
+    for page in set(PAGES) - set((ROOT / "benchmarks").rglob("*.md")):
+        site.add(page)
+    site.fill()
+    assert {"index.md", "repository/README.md", "repository/examples/train_bytes.py.md"} <= site.written
+    assert "](repository/examples/train_bytes.py.md)" in (tmp_path / "index.md").read_text()
+    assert "```python" in (tmp_path / "repository/examples/train_bytes.py.md").read_text()
+    assert sum(map(len, make_site.navigation(site).values())) > 20
+
+
+@pytest.mark.parametrize("text", ["[a](none.md)", "`tests/none.py`", "![a](none.svg)", "[a](../../none.md)"])
+def test_the_site_refuses_a_page_that_names_what_is_not_there(text, make_site, tmp_path):
+    with pytest.raises(make_site.Broken, match=r"none\.(md|py|svg)"):
+        make_site.Site(tmp_path).page(ROOT / "docs" / "page.md", text)
+    assert make_site.Site(tmp_path).page(ROOT / "docs" / "page.md", f"```text\n{text}\n```\n")
+
+
+@pytest.mark.skipif(not (ROOT / "csrc").exists(), reason="not a checkout")
+def test_figures_and_diagrams_are_those_of_the_results(docs_scripts, tmp_path):
+    import make_diagrams
+    import make_figures
+
+    make_figures.main(tmp_path)
+    make_diagrams.main(tmp_path / "figures")
     drawn = {path.relative_to(tmp_path): path.read_text() for path in tmp_path.rglob("*.*")}
     kept = {path: (ROOT / "docs" / path).read_text() for path in drawn}
     assert drawn == kept, "run `make figures`"
