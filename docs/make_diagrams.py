@@ -3,7 +3,7 @@
 python docs/make_diagrams.py [FOLDER]    # FOLDER: docs/figures
 
 A diagram is a column of steps. Each is a group of the class `step`, so the site can show one step
-at a time (docs/site/static/steps.js). Anywhere else all steps are shown.
+at a time (docs/site/static/site.js). Anywhere else all steps are shown.
 """
 
 import sys

@@ -7,6 +7,7 @@ public method of one, has no docstring. Methods of classes that inherit from tor
 whose documentation holds for them.
 """
 
+import logging
 import re
 import sys
 from pathlib import Path
@@ -115,6 +116,7 @@ def as_code(text: str) -> str:
 
 def main() -> None:
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else DOCS / "reference"
+    logging.getLogger("griffe").setLevel(logging.ERROR)  # it wants an entry for each argument of "a, b: ..."
     loader = griffe.GriffeLoader(search_paths=[DOCS.parent], docstring_parser="google")
     package = loader.load("gdsdata")
     loader.resolve_aliases(implicit=False)

@@ -138,7 +138,7 @@ def test_the_search_finds_a_word(size, site, page_of):
     page = page_of(size)
     page.goto(f"{site}/index.html")
     if size == PHONE:
-        page.locator("label.nav-overlay-icon, button.nav-overlay-icon, label.mobile-header").first.click()
+        page.locator("label.nav-overlay-icon:visible").first.click()
     page.locator("input.sidebar-search").fill("manifest")
     page.keyboard.press("Enter")
     page.locator("#search-results li a").first.wait_for()
@@ -170,6 +170,19 @@ def test_the_keyboard_reaches_the_content_the_search_and_the_pages(site, page_of
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")
     assert page.url.endswith("#furo-main-content")
+
+
+def test_the_keyboard_opens_the_navigation_of_a_phone(site, page_of):
+    page = page_of(PHONE)
+    page.goto(f"{site}/index.html")
+    search = page.locator("input.sidebar-search")
+    assert search.bounding_box()["x"] < 0
+    page.locator("label.nav-overlay-icon:visible").first.focus()
+    page.keyboard.press("Enter")
+    page.wait_for_function("document.querySelector('input.sidebar-search').getBoundingClientRect().x >= 0")
+    search.fill("doctor")
+    page.keyboard.press("Enter")
+    page.locator("#search-results li a").first.wait_for()
 
 
 def test_a_diagram_goes_step_by_step_with_the_keyboard(site, page_of):

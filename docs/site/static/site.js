@@ -1,7 +1,7 @@
-// Below a diagram with steps: buttons that show one step at a time, and the sentence for it. The
-// sentences are the ordered list that follows the diagram.
 "use strict";
 
+// Below a diagram with steps: buttons that show one step at a time, and the sentence for it. The
+// sentences are the ordered list that follows the diagram.
 function addButtons(drawing) {
   const steps = [...drawing.querySelectorAll(".step")];
   let list = drawing.nextElementSibling;
@@ -42,3 +42,14 @@ function addButtons(drawing) {
 }
 
 document.querySelectorAll("figure.drawing").forEach(addButtons);
+
+// On a narrow window, furo opens the navigation and the contents by labels, which have no keyboard.
+for (const label of document.querySelectorAll("label.nav-overlay-icon, label.toc-overlay-icon")) {
+  label.tabIndex = 0;
+  label.setAttribute("role", "button");
+  label.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" && event.key !== " ") return;
+    event.preventDefault();
+    label.click();
+  });
+}
