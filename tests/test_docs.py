@@ -1,5 +1,7 @@
 """The documentation's examples run, its commands exist, and its links lead somewhere."""
 
+import contextlib
+import doctest
 import json
 import os
 import re
@@ -7,7 +9,7 @@ import shlex
 import subprocess
 import sys
 import tarfile
-from io import BytesIO
+from io import BytesIO, StringIO
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +43,17 @@ def blocks(page, language):
     for found in BLOCK.finditer(text):
         if found[1] == language:
             yield found[2].strip(), "\n" * (text[: found.start()].count("\n") + 1) + found[3]
+
+
+def outputs(page):
+    """Return {line of an example: the output that the page shows below it}."""
+    shown, line = {}, None
+    text = page.read_text()
+    for found in BLOCK.finditer(text):
+        if found[1] == "text" and found[2].strip() == "output":
+            shown[line] = found[3]
+        line = text[: found.start()].count("\n") + 1
+    return shown
 
 
 def has_examples(page):
@@ -89,12 +102,22 @@ def known_to_readers(device):
 
 
 def run_examples(page, device):
-    known = known_to_readers(device)
+    known, shown = known_to_readers(device), outputs(page)
     torch.manual_seed(0)
     for how, code in blocks(page, "python"):
         if how.startswith("skip") or (how == "gpu" and device == "cpu"):
             continue
-        exec(compile(code, str(page), "exec"), known)
+        with contextlib.redirect_stdout(StringIO()) as printed:
+            exec(compile(code, str(page), "exec"), known)
+        line = len(code) - len(code.lstrip("\n"))
+        if line in shown and device == "cpu":
+            assert_prints(printed.getvalue(), shown[line])
+
+
+def assert_prints(printed, shown):
+    """Compare what was printed with what a page shows, where "..." stands for any text."""
+    checker = doctest.OutputChecker()
+    assert checker.check_output(shown, printed, doctest.ELLIPSIS), f"the page shows\n{shown}\nand this is\n{printed}"
 
 
 @pytest.mark.parametrize("page", PAGES_WITH_EXAMPLES, ids=name_of)
