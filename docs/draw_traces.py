@@ -14,7 +14,8 @@ import re
 import tempfile
 import time
 from pathlib import Path
-from xml.sax.saxutils import escape
+
+import svg
 
 FOLDER = Path(__file__).resolve().parent / "guide" / "traces"
 SHOWN_US = 80_000
@@ -25,13 +26,14 @@ TRACES = {
     "ready": ("The same file in the page cache: batches are ready", True),
 }
 WAITING, STEP = "gdsdata: waiting for a batch", "step"
-COLORS = {WAITING: "#d1495b", STEP: "#8d99ae", "gdsdata: storage": "#e9a03b", "gdsdata: page cache": "#3a7d44"}
-LEGEND = {WAITING: "waiting for a batch", STEP: "step", "gdsdata: storage": "storage"} | {
-    "gdsdata: page cache": "copying from the page cache"
+SPANS = {  # by their names in a trace: the class of their color, and what the legend says
+    WAITING: ("waiting", "waiting for a batch"),
+    STEP: ("other", "step"),
+    "gdsdata: storage": ("storage", "storage"),
+    "gdsdata: page cache": ("accent", "copying from the page cache"),
 }
-LEFT, RIGHT, TOP, ROW, BAR = 100, 16, 64, 34, 22
-WIDTH = 900
-FONT = "font-family='system-ui, sans-serif' font-size='14' fill='#222'"
+MORE_STYLE = ".drawn .waiting{fill:#d1495b}.drawn .storage{fill:#e08e2b}"
+LEFT, TOP, ROW, BAR = 66, 54, 32, 20  # of the first row, and of each one
 
 
 def record(name):
@@ -70,7 +72,7 @@ def middle(events):
     rows = {"the loop": []}
     names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
     for event in events:
-        if event.get("ph") != "X" or event["name"] not in COLORS:
+        if event.get("ph") != "X" or event["name"] not in SPANS:
             continue
         first, last = max(event["ts"], begin), min(event["ts"] + event["dur"], begin + SHOWN_US)
         if first < last:
@@ -86,33 +88,23 @@ def short(thread):
 
 def drawing(title, rows):
     """Return the SVG of a trace: a row for the loop and for each of the engine's threads."""
-    height = TOP + ROW * len(rows) + 40
-    scale = (WIDTH - LEFT - RIGHT) / SHOWN_US
-    parts = [
-        f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {height}' role='img'>",
-        f"<title>{escape(title)}</title>",
-        f"<rect width='{WIDTH}' height='{height}' rx='6' fill='#fff'/>",
-        f"<text x='16' y='24' {FONT} font-weight='600'>{escape(title)}</text>",
-    ]
-    at = 16
-    for name, text in LEGEND.items():
-        parts.append(f"<rect x='{at}' y='38' width='12' height='12' fill='{COLORS[name]}'/>")
-        parts.append(f"<text x='{at + 18}' y='49' {FONT}>{text}</text>")
-        at += 40 + 8 * len(text)
+    scale = (svg.WIDTH - LEFT - 4) / SHOWN_US
+    parts = []
+    for number, (color, words) in enumerate(SPANS.values()):
+        x, y = (0, 170)[number % 2], 4 + 20 * (number // 2)
+        parts += [svg.box(x, y, 11, 11, color), svg.text(x + 17, y + 10, words)]
     for number, (row, spans) in enumerate(rows.items()):
         y = TOP + ROW * number
-        parts.append(f"<text x='16' y='{y + 16}' {FONT}>{escape(row)}</text>")
-        parts.append(f"<rect x='{LEFT}' y='{y}' width='{WIDTH - LEFT - RIGHT}' height='{BAR}' fill='#f1f2f4'/>")
+        parts += [svg.text(0, y + 15, row), svg.box(LEFT, y, svg.WIDTH - LEFT - 4, BAR, "soft", 0)]
         for name, begin, duration in spans:
-            x, width = LEFT + begin * scale, max(duration * scale, 0.4)
-            parts.append(f"<rect x='{x:.1f}' y='{y}' width='{width:.1f}' height='{BAR}' fill='{COLORS[name]}'/>")
+            x, width = LEFT + begin * scale, max(duration * scale, 0.3)
+            parts.append(svg.box(round(x, 1), y, round(width, 2), BAR, SPANS[name][0], 0))
     y = TOP + ROW * len(rows)
-    for ms in range(0, SHOWN_US // 1000 + 1, 10):
-        x = LEFT + ms * 1000 * scale
-        parts.append(f"<line x1='{x:.1f}' y1='{y - 8}' x2='{x:.1f}' y2='{y - 2}' stroke='#888'/>")
-        parts.append(f"<text x='{x:.1f}' y='{y + 16}' {FONT} text-anchor='middle'>{ms}</text>")
-    parts.append(f"<text x='16' y='{y + 16}' {FONT}>ms</text></svg>")
-    return "\n".join(parts) + "\n"
+    parts.append(svg.text(0, y + 12, "ms", "muted"))
+    for ms in range(0, SHOWN_US // 1000 + 1, 20):
+        anchor = "end" if ms == SHOWN_US // 1000 else "middle"
+        parts.append(svg.text(round(LEFT + 1000 * ms * scale, 1), y + 12, str(ms), "muted", anchor=anchor))
+    return svg.picture(y + 20, parts, title, MORE_STYLE)
 
 
 def draw(name):

@@ -6,6 +6,8 @@ import re
 import runpy
 import subprocess
 import sys
+import sysconfig
+from pathlib import Path
 
 import check_prose
 import numpy as np
@@ -18,6 +20,7 @@ from gdsdata.observe import report
 pytestmark = pytest.mark.usefixtures("quick_programs")
 
 DOCS = ROOT / "docs"
+WHEELS = f"dist/gdsdata-*-cp3{sys.version_info.minor}-*.whl"
 
 
 def test_the_doctor_says_what_the_first_page_shows(tmp_path):
@@ -59,12 +62,43 @@ def test_tuning_names_options_that_there_are():
     assert len(rows) >= 10 and set(rows) <= set().union(*there.values())
 
 
-def test_waiting_names_every_limiter_and_the_pictures_are_of_their_traces():
+def test_waiting_names_every_limiter_and_the_pictures_are_of_their_traces(monkeypatch):
     text = (DOCS / "guide" / "waiting.md").read_text()
     named = set(re.findall(r"^\| `([\w ]+)` \|", text, re.MULTILINE))
     limiters = {getattr(report, name) for name in vars(report) if name.isupper() and not name.startswith("_")}
     assert limiters <= named
+    monkeypatch.syspath_prepend(DOCS)
     draw_traces = runpy.run_path(str(DOCS / "draw_traces.py"))
     for name in draw_traces["TRACES"]:
         assert draw_traces["draw"](name) == (DOCS / "guide" / "traces" / f"{name}.svg").read_text(), name
         assert f"(traces/{name}.svg)" in text
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.new_interpreter
+@pytest.mark.skipif(not any(ROOT.glob(WHEELS)), reason=f"there is no {WHEELS}: make wheels")
+def test_the_first_page_works_word_by_word_in_a_new_environment(tmp_path):
+    """Other packages are links to those of this environment, so pip finds them installed."""
+    page, packages = DOCS / "start.md", tmp_path / "packages"
+    packages.mkdir()
+    for path in map(Path, {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}):
+        for one in path.iterdir():
+            if not one.name.startswith(("gdsdata", "__editable__", "pip")) and one.suffix != ".pth":
+                (packages / one.name).symlink_to(one)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python3").symlink_to(sys.executable)
+    (tmp_path / "dist").symlink_to(ROOT / "dist")
+    (_, install), _ = blocks(page, "shell")
+    code = "".join(code for _, code in blocks(page, "python"))
+    (tmp_path / "start.py").write_text(f"import warnings\nwarnings.simplefilter('error')\n{code}")
+    ((_, doctor),) = blocks(page, "console")
+    site = f"env/lib/python3.{sys.version_info.minor}/site-packages"
+    with_packages = f"rm -rf {site}/setuptools*\necho {packages} > {site}/packages.pth"  # torch wants a newer one
+    lines = install.strip().replace("venv env\n", f"venv env\n{with_packages}\n")
+    script = f"set -e\n({lines}\n) > /dev/null\n. env/bin/activate\npython start.py\n{doctor.strip()}\n"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PIP_"))}
+    environment |= {"PIP_NO_INDEX": "1", "PATH": f"{tmp_path}/bin:{environment['PATH']}", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert_prints(done.stdout, "".join(outputs(page).values()))
