@@ -18,6 +18,7 @@ from gdsdata.formats import Records
 from gdsdata.observe.report import (
     CHECKPOINTS,
     CPU,
+    FIRST_BATCHES,
     HANDING_OVER,
     LINK,
     RING,
@@ -118,6 +119,15 @@ def test_a_ring_that_is_too_small_for_bursts_is_named(tmp_path):
 
 
 @staged
+def test_a_first_batch_that_is_waited_for_is_named(tmp_path):
+    options = EngineOptions(backend="posix", direct="always", faults="late=1,late_ms=20", workers=1)
+    data = records(tmp_path, 80, 4096, shuffle=False, prefetch=2, options=options)
+    report = report_of(data, lambda batch: time.sleep(0.03))
+    assert report.limiter == FIRST_BATCHES and "iter()" in report.suggestion
+    assert 0 < report.gain <= report.input_share
+
+
+@staged
 def test_a_slow_decoder_is_the_processor(tmp_path):
     contents = [b"x" * 100] * 200
     (tmp_path / "members").write_bytes(b"".join(contents))
@@ -213,12 +223,14 @@ def diagnosed(
     training_s=5.0,
     transform_s=0.0,
     checkpoint_s=0.0,
+    first_s=0.0,
     ring_full_s=0.0,
     stall_s=5.0,
     shuffle="none",
     **found,
 ):
-    times, workers = StepTimes(100, input_s, transform_s, training_s, checkpoint_s), WorkerTimes(**found)
+    times = StepTimes(100, input_s, transform_s, training_s, checkpoint_s, first_s)
+    workers = WorkerTimes(**found)
     return diagnose(times, workers, {"page_cache": 10**9, "direct": 0}, ring_full_s, stall_s, shuffle)
 
 
@@ -234,6 +246,9 @@ def diagnosed(
         (TRAINING, {"input_s": 0.1, "active_s": 8, "storage_s": 8}),
         (TRANSFORM, {"transform_s": 3, "active_s": 8, "storage_s": 8}),
         (RING, {"ring_full_s": 3, "active_s": 8, "storage_s": 8}),
+        (RING, {"ring_full_s": 3, "first_s": 2, "active_s": 8, "storage_s": 8}),
+        (FIRST_BATCHES, {"ring_full_s": 3, "first_s": 3, "active_s": 8, "storage_s": 8}),
+        (STORAGE, {"first_s": 3, "active_s": 8, "storage_s": 8}),  # which keeps later batches too
         (HANDING_OVER, {"ring_full_s": 9, "input_s": 0.5, "stall_s": 0.1, "active_s": 8}),
         (CHECKPOINTS, {"input_s": 0.1, "checkpoint_s": 2}),
         (STORAGE, {"checkpoint_s": 2, "active_s": 8, "storage_s": 8}),

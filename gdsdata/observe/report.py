@@ -24,7 +24,7 @@ _SHORT_REMOTE_BYTES = 2**20
 
 TRAINING, TRANSFORM, STORAGE, SMALL_READS = "training", "transform", "storage", "small reads"
 LINK, CPU, RING, CHECKPOINTS = "link", "CPU", "ring too small", "checkpoints"
-HANDING_OVER = "handing over"
+HANDING_OVER, FIRST_BATCHES = "handing over", "first batches"
 NETWORK, THROTTLED = "network", "throttled"
 
 
@@ -56,6 +56,7 @@ class Report:
         - ``"CPU"``: copying, converting, decoding
         - ``"transform"``, ``"checkpoints"``
         - ``"ring too small"``: for bursts of batches
+        - ``"first batches"``: of each epoch, which nothing was read ahead of
         - ``"handing over"``: batches are ready, and the loop's own thread takes long to get them
     """
 
@@ -145,6 +146,7 @@ def diagnose(
         TRAINING: 0.0,
         CHECKPOINTS: checkpoint_share,
         TRANSFORM: times.transform_s / elapsed_s,
+        FIRST_BATCHES: min(times.first_s, times.input_s - times.transform_s) / elapsed_s,
         RING: min(times.input_s - times.transform_s, ring_full_s) / elapsed_s,
     }.get(limiter, (times.input_s - times.transform_s) / elapsed_s)
     suggestion = _SUGGESTIONS[limiter]
@@ -188,6 +190,8 @@ _SUGGESTIONS = {
     CHECKPOINTS: "save with AsyncCheckpointer, less often, or with more staging_bytes or device_staging_bytes",
     TRANSFORM: "transform= runs in the loop's own thread: do it on the GPU, or in decode=, which runs ahead",
     RING: "batches come and go in bursts: a larger prefetch= bridges them",
+    FIRST_BATCHES: "an epoch's first batch has to be read while the loop waits: call iter() on the data set before "
+    "you prepare the rest, or train for more steps an epoch",
     HANDING_OVER: "batches are ready, but each takes the loop time to get: try larger ones, or zero_copy=True",
     SMALL_READS: 'shuffle="lanes" reads large pieces; or raise EngineOptions.queue_depth',
     STORAGE: "the disk is as fast as it gets: put the files on faster storage, or into memory that caches them",
@@ -218,7 +222,9 @@ def _limiter(
     if times.transform_s > wait_s:
         return TRANSFORM
     if ring_full_s > wait_s / 2:
-        return RING if stall_s > wait_s / 2 else HANDING_OVER
+        if stall_s <= wait_s / 2:
+            return HANDING_OVER
+        return FIRST_BATCHES if times.first_s > wait_s / 2 else RING
     if network is not None and network.bytes <= _REMOTE_SHARE * (network.bytes + network.other_bytes):
         network = None  # then storage is a disk
     if network is not None and network.pieces_s > wait_s / 2:

@@ -26,6 +26,7 @@ class StepTimes:
     Attributes:
         batches: how many were handed out.
         input_s: time in which the loop waited for a batch, ``transform=`` included.
+        first_s: the part of ``input_s`` in which it waited for the first batch of an epoch.
         transform_s: the part of ``input_s`` in ``transform=``.
         training_s: time from a batch to the next request for one.
         checkpoint_s: the part of ``training_s`` in which saves blocked this process
@@ -39,10 +40,12 @@ class StepTimes:
         transform_s: float = 0.0,
         training_s: float = 0.0,
         checkpoint_s: float = 0.0,
+        first_s: float = 0.0,
     ) -> None:
         self.batches, self.input_s, self.transform_s = batches, input_s, transform_s
-        self.training_s, self.checkpoint_s = training_s, checkpoint_s
+        self.training_s, self.checkpoint_s, self.first_s = training_s, checkpoint_s, first_s
         self._asked_at = self._stalled_before = 0.0
+        self._is_first = False
 
     @property
     def elapsed_s(self) -> float:
@@ -50,7 +53,7 @@ class StepTimes:
 
     def asked(self) -> None:
         """Note that the first batch of an epoch is requested."""
-        self._asked_at = time.perf_counter()
+        self._asked_at, self._is_first = time.perf_counter(), True
 
     def transformed(self, transform: Callable[[Any], T], batch: Any) -> T:
         began = time.perf_counter()
@@ -63,6 +66,8 @@ class StepTimes:
         now = time.perf_counter()
         self.batches += 1
         self.input_s += now - self._asked_at
+        self.first_s += now - self._asked_at if self._is_first else 0.0
+        self._is_first = False
         self._asked_at, self._stalled_before = now, _checkpoints.stall_s
 
     def trained(self) -> None:
