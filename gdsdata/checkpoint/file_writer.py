@@ -127,7 +127,10 @@ class FileWriter:
         def checksums_of_first() -> list[int]:
             batch, writing = begun.popleft()
             with collector_resumed():
-                checksums = writing.result()
+                try:
+                    checksums = writing.result()
+                finally:
+                    del writing  # it keeps its error, whose traceback keeps this frame, and so the state
                 self._release_gaps(batch, gaps)
                 self._write_whole_pages()
             self._bar.add(sum(tensor.nbytes for _, tensor in batch))

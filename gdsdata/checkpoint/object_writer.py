@@ -14,7 +14,7 @@ import torch
 from gdsdata.checkpoint.file_writer import Extent
 from gdsdata.checkpoint.gc_pause import collector_resumed
 from gdsdata.checkpoint.partial_pages import PAGE_BYTES
-from gdsdata.checkpoint.threads import submit_or_call
+from gdsdata.checkpoint.threads import results_of, submit_or_call
 from gdsdata.checkpoint.urls import store_and_key
 from gdsdata.io import engine
 from gdsdata.io.memory import paged_memory, pinned_memory
@@ -191,8 +191,8 @@ class ObjectWriter:
         while len(self._sends) > most:
             with collector_resumed():
                 ended, self._sends = wait(self._sends, return_when=FIRST_COMPLETED)
-            for one in ended:
-                one.result()
+            for _ in results_of([ended.pop() for _ in range(len(ended))]):
+                pass
 
 
 def _crc32(memory: torch.Tensor) -> int:

@@ -17,7 +17,7 @@ from gdsdata.checkpoint.gc_pause import collector_resumed
 from gdsdata.checkpoint.open_file import table_of
 from gdsdata.checkpoint.stored import Record, Stored, bytes_of, bytes_of_storage
 from gdsdata.checkpoint.tensor_kinds import has_own_memory
-from gdsdata.checkpoint.threads import submit_or_call
+from gdsdata.checkpoint.threads import results_of, submit_or_call
 from gdsdata.checkpoint.tree import Path, name_of
 from gdsdata.errors import CorruptData
 from gdsdata.io import engine
@@ -231,8 +231,8 @@ class TensorReader:
             try:
                 for device, extents in self._by_device.items():
                     self._reader_of(device, extents)()
-                for batch in self._begun:
-                    batch.result()
+                for _ in results_of(self._begun):
+                    pass
             finally:  # waits for the batches that have begun
                 self._batches.shutdown(cancel_futures=True)
         for call in self._afterwards:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import queue
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -28,6 +28,20 @@ def submit_or_call(executor: ThreadPoolExecutor, call: Callable[[], T]) -> Futur
         done: Future[T] = Future()
         done.set_result(call())
         return done
+
+
+def results_of(futures: list[Future[T]]) -> Iterator[T]:
+    """Wait for calls in turn, yield their results, and remove them from the list.
+
+    A future keeps its error, whose traceback keeps the frames that it passed. If one of these had
+    the future, all that they have, such as a state, would be kept until garbage is collected.
+    """
+    while futures:
+        future = futures.pop(0)
+        try:
+            yield future.result()
+        finally:
+            del future
 
 
 class DaemonThreads:

@@ -299,7 +299,7 @@ class GDSDataset(BatchDataset):
         def handed_out(given: int) -> None:
             self._progress.handed_out(begun, given)
             if given == len(begun.numbers):
-                self._iteration.reporter.epoch_ended()
+                self._iteration.reporter.epoch_ended(self._iteration.report)
 
         return self._to_its_end(self.batches(begun.epoch, begun.numbers, handed_out), begun)
 

@@ -46,7 +46,7 @@ class Iteration:
         # They are replaced together, so another thread sees each batch counted once.
         self._counted: tuple[dict[str, Any], Reader[Any] | None] = (nothing(), None)
         self._piece_bytes, self._piece_memory_bytes = dict.fromkeys(engine.ROUTES, 0), 0  # of iterators that have ended
-        self._times, self.reporter = StepTimes(), Reporter(report_every_s, self.report)
+        self._times, self.reporter = StepTimes(), Reporter(report_every_s)
         self._workers = WorkerTimes()  # of iterators that have ended
         # The engine, and its workers' times when the newest iterator began.
         self._workers_before: tuple[engine.Engine, WorkerTimes] | None = None
@@ -150,7 +150,7 @@ class Iteration:
                     shared = source.engine
                     self._workers_before = shared, WorkerTimes.of(shared.statistics())
                 if prints is not None:
-                    prints.handed_out()
+                    prints.handed_out(self.report)
                 if done == total:  # the consumer may not ask again: close everything before this batch is yielded
                     break
                 yield batch

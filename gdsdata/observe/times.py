@@ -182,29 +182,31 @@ def marked(what: str) -> AbstractContextManager[Any]:
 class Reporter:
     """Prints reports at intervals and after each epoch; not in worker processes.
 
+    Its owner gives the function that makes a report at each call: kept here, it would keep the
+    owner, and its files, until garbage is collected.
+
     Args:
         every_s: the interval. None: never print.
-        report: makes the report.
     """
 
-    def __init__(self, every_s: float | None, report: Callable[[], object]) -> None:
-        self._every_s, self._report, self._process = every_s, report, os.getpid()
+    def __init__(self, every_s: float | None) -> None:
+        self._every_s, self._process = every_s, os.getpid()
         self._next = time.monotonic() + (every_s or 0.0)
 
     @property
     def is_on(self) -> bool:
         return self._every_s is not None
 
-    def handed_out(self) -> None:
+    def handed_out(self, report: Callable[[], object]) -> None:
         if self._every_s is not None and time.monotonic() >= self._next:
-            self._print()
+            self._print(report)
 
-    def epoch_ended(self) -> None:
+    def epoch_ended(self, report: Callable[[], object]) -> None:
         if self._every_s is not None:
-            self._print()
+            self._print(report)
 
-    def _print(self) -> None:
+    def _print(self, report: Callable[[], object]) -> None:
         if os.getpid() != self._process:
             return
-        print(self._report(), file=sys.stderr, flush=True)
+        print(report(), file=sys.stderr, flush=True)
         self._next = time.monotonic() + (self._every_s or 0.0)

@@ -60,13 +60,21 @@ class FaultServer:
         plan: which faults come. It may be replaced at any time.
         link: delay and byte rate, as above.
         ended_keys: ids of access keys whose signatures are refused.
+        content_: the objects. Content that is given to it stays when it is closed.
     """
 
     access_key, secret_key, region, bucket = "gdsdata", "a-secret-of-tests", "us-east-1", BUCKET
 
-    def __init__(self, plan: Plan | None = None, link: Link | None = None, tls: ssl.SSLContext | None = None, port=0):
+    def __init__(
+        self,
+        plan: Plan | None = None,
+        link: Link | None = None,
+        tls: ssl.SSLContext | None = None,
+        port: int = 0,
+        content: Content | None = None,
+    ):
         self.plan, self.link, self.tls = plan or Plan(), link or Link(), tls
-        self.content_ = Content()
+        self.content_, self.owns_content = content or Content(), content is None
         self.ended_keys: set[str] = set()
         self.records: collections.deque[Record] = collections.deque(maxlen=KEPT_RECORDS)
         self.accepted = self.open = self.most_open = 0
@@ -162,7 +170,8 @@ class FaultServer:
             self.loop.call_soon_threadsafe(self.ending.set)
             self.thread.join()
             self.listener.close()
-            self.content_.close()
+            if self.owns_content:
+                self.content_.close()
             self.loop.close()
 
     def __enter__(self) -> "FaultServer":

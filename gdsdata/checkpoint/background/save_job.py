@@ -21,7 +21,7 @@ from gdsdata.checkpoint.file_writer import Extent, FileWriter, crc32_of_all
 from gdsdata.checkpoint.gc_pause import collector_paused
 from gdsdata.checkpoint.stored import bytes_of_storage
 from gdsdata.checkpoint.tensor_kinds import check_has_values
-from gdsdata.checkpoint.threads import DaemonThreads
+from gdsdata.checkpoint.threads import DaemonThreads, results_of
 from gdsdata.checkpoint.torch_zip.gathering import SHORT_BYTES
 from gdsdata.checkpoint.torch_zip.pickling import pickle_with_storages
 from gdsdata.checkpoint.torch_zip.state_layout import StateLayout
@@ -148,8 +148,8 @@ class SaveJob:
                     written.append(writers.submit(functools.partial(self._write_piece, writer, staged)))
             finally:
                 wait(written)
-            for one in written:
-                for part, checksum in one.result():
+            for checksums in results_of(written):
+                for part, checksum in checksums:
                     parts_of.setdefault(part.storage, []).append((part.begin, checksum, part.size_bytes))
             for storage, parts in parts_of.items():
                 self._checksums[storage] = crc32_of_all(*(part[1:] for part in sorted(parts)))

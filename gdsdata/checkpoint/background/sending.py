@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import wait
 from typing import TYPE_CHECKING
 
-from gdsdata.checkpoint.threads import DaemonThreads
+from gdsdata.checkpoint.threads import DaemonThreads, results_of
 from gdsdata.checkpoint.urls import store_and_key
 from gdsdata.errors import CorruptData
 
@@ -162,8 +162,8 @@ class Sender:
             self._threads = DaemonThreads(PARTS_AT_A_TIME, "gdsdata-upload")
         sends = [self._threads.submit(send_some) for _ in range(PARTS_AT_A_TIME)]
         wait(sends)
-        for one in sends:
-            one.result()
+        for _ in results_of(sends):
+            pass
 
 
 def _read(descriptor: int, path: str, memory: memoryview, offset: int) -> None:

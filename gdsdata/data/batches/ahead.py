@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from gdsdata.data.batches.reader import IndexT, Reader
+from gdsdata.data.batches.reader import CLOSED, IndexT, Reader
 from gdsdata.data.batches.settings import BatchSettings
 from gdsdata.errors import CorruptData, EngineClosed, IoError
 from gdsdata.formats.plan import Plan
@@ -21,8 +21,6 @@ from gdsdata.io.stalls import Awaited, ReadsInFlight
 
 if TYPE_CHECKING:
     from gdsdata.data.batches.pieces import OpenPieces
-
-_CLOSED = "the data set's iterator was closed"
 
 
 class Coming(Awaited, Protocol):
@@ -102,23 +100,26 @@ class AheadReader(Reader[IndexT], Generic[IndexT, BegunT]):
 
     def next(self) -> Any:
         if self._closed:
-            raise EngineClosed(_CLOSED)
+            raise EngineClosed(CLOSED)
         self._begin_some()
         if not self._begun:  # `stop` was called meanwhile
-            raise EngineClosed(_CLOSED)
+            raise EngineClosed(CLOSED)
         begun = self._begun[0]
         self._ready += sum(one.done.done() for one in list(self._begun))
         self._wait_for(begun.done)
         self._begun.popleft()
         self._begin_some()
         self._batches += 1
+        plan = begun.plan
         try:
             self._arrive(begun)
             return self._batch_of(begun)
         except (IoError, CorruptData):
             if self._skipped is None:
                 raise
-        begun = self._joined(self._skipped.sound(len(begun.plan.samples), self._alone(begun.plan)))
+        finally:
+            del begun  # see `_arrive`
+        begun = self._joined(self._skipped.sound(len(plan.samples), self._alone(plan)))
         self._arrive(begun)
         return self._batch_of(begun)
 
@@ -129,15 +130,26 @@ class AheadReader(Reader[IndexT], Generic[IndexT, BegunT]):
         def read(i: int) -> BegunT:
             with self._beginning:
                 begun = self._begin(plans[i])
-            self._arrive(begun)
-            self._check(begun)
-            return begun
+            try:
+                self._arrive(begun)
+                self._check(begun)
+                return begun
+            finally:
+                del begun  # see `_arrive`
 
         return read
 
     def _arrive(self, begun: BegunT) -> None:
-        self._wait_for(begun.done)
-        routes, _ = begun.done.result()
+        """Wait for a batch, and count its bytes.
+
+        A future keeps its error, whose traceback keeps the frames that it passed. If one of them
+        has the future, it keeps the data set and its files until garbage is collected.
+        """
+        try:
+            self._wait_for(begun.done)
+            routes, _ = begun.done.result()
+        finally:
+            del begun
         for route, count in routes.items():
             self._bytes[route] += count
 

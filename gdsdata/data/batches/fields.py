@@ -121,11 +121,14 @@ class FieldReader(EngineReader[FieldIndex]):
         return bytes_of, decoded
 
     def _arrive(self, begun: BatchRead) -> None:
-        super()._arrive(begun)
-        if self._device.type == "cuda":
-            for tensor in tensors_of(begun.done.result()[1]):
-                if tensor.device.type == "cuda":  # memory of the stream that decoded it, and now used on this one
-                    tensor.record_stream(torch.cuda.current_stream(self._device))
+        try:
+            super()._arrive(begun)
+            decoded = begun.done.result()[1] if self._device.type == "cuda" else {}
+        finally:
+            del begun  # see `AheadReader._arrive`
+        for tensor in tensors_of(decoded):
+            if tensor.device.type == "cuda":  # memory of the stream that decoded it, and now used on this one
+                tensor.record_stream(torch.cuda.current_stream(self._device))
 
     def _batch_of(self, begun: BatchRead) -> Any:
         return self._values.batch(begun.read, begun.done.result()[1])

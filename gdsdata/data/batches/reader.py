@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
+from gdsdata.errors import EngineClosed
 from gdsdata.formats.index import SampleIndex
 from gdsdata.formats.plan import Plan
 
 if TYPE_CHECKING:
     from gdsdata.data.batches.pieces import OpenPieces
+
+CLOSED = "the data set's iterator was closed"
 
 IndexT = TypeVar("IndexT", bound=SampleIndex)
 
@@ -77,3 +80,9 @@ class Reader(ABC, Generic[IndexT]):
         """Drop what is read ahead, and wait for all reads but stalled ones."""
         if self.pieces is not None:
             self.pieces.close()
+        # Methods of this reader: they would keep it, and its files, until garbage is collected.
+        self.next, self.reach = _raise_closed, None
+
+
+def _raise_closed() -> Any:
+    raise EngineClosed(CLOSED)

@@ -64,7 +64,7 @@ class Skipped:
                 kept.append(read(i))
             except (IoError, CorruptData) as error:
                 self.leave_out_sample(error)
-                last_error = error
+                last_error = error.with_traceback(None)  # its frames, this one too, would keep the data set
         if last_error is not None and not kept:
             raise NothingLeft.of(samples, last_error)
         return kept
