@@ -60,6 +60,14 @@ pytest: $(READY) build/.system-tests build/.azurite  ## the Python tests alone: 
 fuzz: $(READY)  ## damaged files for every parser: ARGS="all --seconds 600", or a target's name
 	@$(VENV_PYTHON) tests/fuzz.py $(or $(ARGS),all)
 
+.PHONY: soak
+soak: $(READY)  ## everything at once for HOURS=1, bytes checked and growth judged: samples and plot are in build/soak
+	@$(VENV_PYTHON) tests/soak.py --hours $(or $(HOURS),1) $(ARGS)
+
+.PHONY: chaos
+chaos: $(READY)  ## training jobs that are killed, stopped and starved by a seed: SEED=7 MINUTES=5
+	@$(VENV_PYTHON) tests/chaos.py --seed $(or $(SEED),0) --minutes $(or $(MINUTES),5) $(ARGS)
+
 .PHONY: test-slow
 test-slow: $(READY) build/.system-tests build/.azurite  ## the tests that `make test` leaves out: three hundred kills, builds without liburing, benchmarks
 	@$(VENV_PYTHON) -m pytest -m slow $(ARGS)

@@ -131,7 +131,7 @@ def run(given: argparse.Namespace, folder: Path) -> int:
             program.kill()
         store.close()
         sampler.write()
-    rows = [row for row in sampler.rows if row["seconds"] <= seconds]  # not its end, when all is given back
+    rows = [row for row in sampler.rows if row["seconds"] <= seconds]  # not its end, when it releases all
     verdicts = judge(rows)
     said = summary(sampler, verdicts, injected, [problem] if problem else [])
     (given.out / "summary.txt").write_text(said + "\n")

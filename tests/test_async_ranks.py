@@ -6,6 +6,7 @@ import signal
 import pytest
 import torch
 import torch.distributed as dist
+from folder_store import FolderStore, install
 from test_checkpoint import assert_same
 from test_dcp import on_ranks
 from torch.distributed.fsdp import fully_shard
@@ -181,3 +182,17 @@ def test_a_rank_that_dies_ends_the_save_of_the_others_and_leaves_the_old_checkpo
         on_ranks(2, _die_on_rank_1, tmp_path)
     assert (tmp_path / "error").read_text().startswith("('SaveAborted', 'a rank is gone, or did not answer in time")
     assert AsyncCheckpointer(tmp_path / "run").steps() == [1]
+
+
+def _one_of_two_uploads(rank, folder):
+    alone = dist.new_group([0])
+    if rank == 0:
+        install(FolderStore(folder / "bucket"))
+        with AsyncCheckpointer(folder / "run", upload="s3://bucket/run", process_group=alone) as checkpointer:
+            checkpointer.save(1, {"mine": torch.ones(100)})
+    dist.barrier()
+    return (folder / "bucket").exists()
+
+
+def test_a_rank_that_saves_for_all_uploads_without_the_others(tmp_path):
+    assert on_ranks(2, _one_of_two_uploads, tmp_path) == [True, True]

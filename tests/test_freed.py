@@ -1,4 +1,4 @@
-"""What is dropped is freed at once: engines, files and memory wait for no collection of garbage.
+"""Engines, files and memory that are dropped are freed at once, without a collection of garbage.
 
 Python collects cycles of objects rarely in a large program. `tests/soak.py` found these.
 """

@@ -1,1 +1,1 @@
-"""Parts of the soak (tests/soak.py) and of the chaos (tests/chaos.py): docs/internals/long-runs.md."""
+"""Parts of the soak and of the chaos: docs/internals/long-runs.md."""

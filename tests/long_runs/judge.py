@@ -32,7 +32,7 @@ BOUNDS = {
 
 
 class Verdict(NamedTuple):
-    """What was found of a series.
+    """The verdict on a series.
 
     Attributes:
         growth: the slope times the judged time, in the series' unit.

@@ -17,7 +17,7 @@ from long_runs.made_data import KINDS, Made, check_epoch, make
 from long_runs.world import Workload, World
 
 SHUFFLES = (False, True, "lanes", "auto")
-# What must not be noticed.
+# Faults that are recovered from.
 UNSEEN = "shorten=0.3,interrupt=0.2,late=0.1,late_ms=3,reorder=0.2"
 OPTIONS = (
     EngineOptions(),
@@ -131,7 +131,7 @@ class LocalEpochs(Reader):
 
 
 class FailingReads(Reader):
-    """Storage that fails: right batches up to the error, or all but the samples that are left out."""
+    """Storage that fails: right batches up to the error, or without the samples that fail."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
@@ -198,7 +198,7 @@ class ReplacedFiles(Reader):
 
 
 class RemoteEpochs(Reader):
-    """Objects of a store that fails, with a cache that is too small, and objects that are replaced."""
+    """Objects of a store that fails, a cache that is too small, and objects that are replaced."""
 
     PREFIXES = 6
 

@@ -1,4 +1,4 @@
-"""Workloads that save and load: in the background with uploads, at once, and with failing storage."""
+"""Workloads that save and load: in the background, at once, and to storage that fails."""
 
 from collections.abc import Callable
 from pathlib import Path

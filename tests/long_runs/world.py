@@ -1,4 +1,4 @@
-"""What all workloads of a soak share: folders, the store, counts, and the pace."""
+"""The common part of all workloads of a soak: folders, the store, counts, and the pace."""
 
 import collections
 import os

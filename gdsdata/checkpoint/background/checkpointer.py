@@ -152,7 +152,7 @@ class AsyncCheckpointer:
         if self._keeps_copies:
             self._memory = PeerMemory(copies, self._ranks, timeout_s)
         self._restoring = Restoring(self._folder, self._checkpoints, self._memory, self._ranks)
-        self._uploads = None if remote is None else Uploads(self._folder, remote, kept_there, pace)
+        self._uploads = None if remote is None else Uploads(self._folder, remote, kept_there, pace, self._ranks)
         self._counts = SaveCounts(self._folder.path, self._uploads)
         kept = Kept(self.keep_last, self.keep_every)
         self._saver = Saver(self._folder, self._ranks, kept, self._uploads, self._memory, self.options)

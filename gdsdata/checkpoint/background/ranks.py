@@ -38,6 +38,17 @@ class Ranks:
         self.rank = distributed.get_rank(group) if together else 0
         self.count = distributed.get_world_size(group) if together else 1
 
+    def again(self, timeout_s: float) -> Ranks:
+        """Return the same ranks with a new group, for another thread. All of them call it."""
+        distributed = torch.distributed
+        if self._group is None or self.count == distributed.get_world_size():
+            return Ranks(None, timeout_s)
+        members = distributed.get_process_group_ranks(self._group)
+        timeout = timedelta(seconds=timeout_s)
+        # The processes that are not in the group do not come here.
+        group = distributed.new_group(members, timeout, "gloo", use_local_synchronization=True)
+        return Ranks(group, timeout_s)
+
     def first(self, call: Callable[[], T]) -> T:
         """Make a call on the first rank, and return its result on all ranks.
 

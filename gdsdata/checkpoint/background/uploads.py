@@ -87,6 +87,7 @@ class Uploads:
         remote: where they go.
         kept: which of them stay there.
         bytes_per_s: of all ranks together; None: no bound.
+        ranks: that save.
 
     Attributes:
         sent_in_all_bytes: what this process has sent.
@@ -98,9 +99,10 @@ class Uploads:
         remote: RemoteFolder,
         kept: Kept,
         bytes_per_s: float | None,
+        ranks: Ranks,
     ) -> None:
         self._folder, self._remote, self._kept = folder, remote, kept
-        self._ranks = Ranks(None, _FOREVER_S)  # with a group of its own, because another thread uses it
+        self._ranks = ranks.again(_FOREVER_S)  # with a group of its own, because another thread uses it
         self._pace = Pace(None if bytes_per_s is None else bytes_per_s / self._ranks.count)
         self._sender = Sender(self._pace, self._count)
         self._thread: threading.Thread | None = None

@@ -1,0 +1,129 @@
+"""The soak's judge finds what grows, and only that, and a leak that is made on purpose."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from helpers import REPOSITORY
+from long_runs.judge import judge, slope_of
+from long_runs.leaks import LEAKS
+from long_runs.sampler import Sampler, children_of
+
+SAMPLES = 400
+
+
+def rows(values, name="private_mib"):
+    return [{"seconds": 5.0 * i, name: float(value)} for i, value in enumerate(values)]
+
+
+def is_flat(values, name="private_mib"):
+    (verdict,) = judge(rows(values, name))
+    return verdict.is_flat
+
+
+def noise(scale):
+    return np.random.default_rng(0).normal(0, scale, SAMPLES)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.full(SAMPLES, 500.0),
+        500 + noise(40),
+        500 + 200 * (np.arange(SAMPLES) % 7 == 0),  # peaks
+        500 - 100 * np.exp(-np.arange(SAMPLES) / 30),  # caches that fill at first
+        500 + 300 * (np.arange(SAMPLES) > 0.9 * SAMPLES),  # one step, late
+        500 - np.arange(SAMPLES) * 0.5,
+    ],
+    ids=["flat", "noisy", "peaks", "warm-up", "one step", "shrinking"],
+)
+def test_a_series_that_does_not_grow_is_flat(values):
+    assert is_flat(values)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        500 + np.arange(SAMPLES) * 0.3,
+        500 + np.arange(SAMPLES) * 0.3 + noise(40),
+        500 + np.arange(SAMPLES) // 40 * 15,
+        500 + np.arange(SAMPLES) % 13 * 20 + np.arange(SAMPLES) * 0.3,
+    ],
+    ids=["leaking", "noisy", "stepping", "sawtooth"],
+)
+def test_a_series_that_grows_is_not_flat(values):
+    assert not is_flat(values)
+
+
+def test_bounds_are_by_kind_and_progress_has_none():
+    grows = np.arange(SAMPLES) * 0.05  # 15 over the judged time
+    assert is_flat(500 + grows) and not is_flat(10 + grows, "fd_sockets") and not is_flat(10 + grows, "threads")
+    assert judge(rows(grows, "count_batches")) == []
+
+
+def test_few_samples_are_not_judged():
+    with pytest.raises(ValueError, match="too few"):
+        judge(rows(range(9)))
+
+
+def test_the_slope_ignores_a_fifth_of_outliers():
+    times = np.arange(100.0)
+    values = 3 * times
+    values[::5] = 10**6
+    assert slope_of(times, values) == pytest.approx(3, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("leak", "series"), [("descriptors", "fd_other"), ("threads", "threads"), ("children", "children")]
+)
+def test_a_sample_counts_what_a_leak_keeps(tmp_path, leak, series):
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from long_runs.leaks import LEAKS\n"
+        "leak = LEAKS[sys.argv[2]]()\n"
+        "for _ in sys.stdin: leak(); print(flush=True)"
+    )
+    command = [sys.executable, "-c", program, REPOSITORY / "tests", leak]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+    sampler = Sampler(process.pid, tmp_path, tmp_path / "counts.json", tmp_path / "samples.csv", ())
+    grandchildren = []
+    try:
+        found = []
+        for _ in range(4):
+            process.stdin.write("\n")
+            process.stdout.readline()
+            found.append(sampler.sample()[series])
+            grandchildren = children_of(process.pid)
+    finally:
+        process.kill()
+        process.communicate()
+        for pid in grandchildren:
+            subprocess.run(["kill", str(pid)], check=False)
+    assert found == [found[0] + i for i in range(4)]
+    sampler.write()
+    assert (tmp_path / "samples.csv").read_text().startswith("seconds,rss_mib")
+
+
+def soak(tmp_path, *arguments):
+    command = [sys.executable, REPOSITORY / "tests/soak.py", "--hours", "0.02", "--out", tmp_path, *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=550)
+    return ended.returncode, ended.stdout + ended.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_short_soak_has_no_error(tmp_path):
+    _, said = soak(tmp_path)  # so short a run is still warming up, so what is flat is not asked
+    assert "\n0 errors;" in said and "WRONG" not in said, said
+    assert (tmp_path / "soak.svg").stat().st_size < 100_000 and (tmp_path / "samples.csv").stat().st_size > 1000
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("leak", ["descriptors", "children", "disk"])
+def test_a_leak_that_is_made_on_purpose_is_found(tmp_path, leak):
+    assert leak in LEAKS
+    code, said = soak(tmp_path, "--leak", leak)
+    series = {"descriptors": "fd_other", "children": "children", "disk": "disk_temporary_mib"}[leak]
+    (line,) = (line for line in said.splitlines() if line.startswith(f"{series}:"))
+    assert code == 1 and line.endswith("NOT FLAT"), said
