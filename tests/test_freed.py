@@ -5,6 +5,7 @@ Python collects cycles of objects rarely in a large program. `tests/soak.py` fou
 
 import contextlib
 import gc
+import os
 import weakref
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from long_runs.made_data import KINDS, make
 
 import gdsdata
 from gdsdata import EngineOptions, GDSDataset, Reading
+from gdsdata.checkpoint.background import folder_lock
 from gdsdata.errors import CorruptData, IoError
 
 
@@ -80,3 +82,17 @@ def test_a_state_that_could_not_be_saved_is_freed_with_its_last_reference(tmp_pa
     options = EngineOptions(faults="seed=1,fail=1")
     kept = fail_to_save(lambda state: gdsdata.save(state, tmp_path / name, options=options))
     assert kept() is None
+
+
+def test_a_folder_lock_closes_its_descriptor_once_also_in_a_child_that_is_forked_meanwhile(tmp_path, monkeypatch):
+    lock = folder_lock.FolderLock(str(tmp_path))
+    held, closed, close = lock._descriptor, [], os.close
+
+    def close_and_fork(descriptor: int) -> None:
+        close(descriptor)
+        closed.append(descriptor)
+        folder_lock._drop_all()  # as a child does that is forked now: the number may be another file's
+
+    monkeypatch.setattr(folder_lock.os, "close", close_and_fork)
+    lock.release()
+    assert closed == [held]

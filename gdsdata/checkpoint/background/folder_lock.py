@@ -109,10 +109,12 @@ class FolderLock:
         if self._heartbeat is not None:
             self._heartbeat.forget()
             self._heartbeat = None
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
         _held.discard(self)
+        # First forgotten: a child that is forked by another thread meanwhile would close the number
+        # once more, which may be that of another file by then.
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
 
     def _flocked(self) -> int | None:
         """Return the descriptor that holds the lock.
