@@ -71,22 +71,24 @@ def start(settings: dict[str, Any], folder: Path, store: Store) -> subprocess.Po
 
 def watch(program: subprocess.Popen, sampler: Sampler, seconds: float, every_s: float) -> str:
     """Sample until the program ends, and return what was wrong, or ""."""
-    began = changed = time.monotonic()
-    turns = -1.0
+    began = time.monotonic()
+    turns: dict[str, tuple[float, float]] = {}  # of each thread, and when they changed
     while program.poll() is None:
         try:
             row = sampler.sample()
         except OSError:
             break  # it has ended
         now = time.monotonic()
-        if row.get("count_turns", 0) != turns:
-            turns, changed = row.get("count_turns", 0), now
+        for name, count in row.items():
+            if name.startswith("count_turns_") and turns.get(name, (-1,))[0] != count:
+                turns[name] = count, now
+        changed = min((when for _, when in turns.values()), default=began)
         if now - changed > HANG_S or now - began > seconds + END_S:
             program.send_signal(signal.SIGUSR1)  # it shows its stacks
             time.sleep(2)
             program.kill()
             program.wait()
-            return f"no turn has ended for {HANG_S} s" if now - changed > HANG_S else "the program did not end"
+            return f"a thread has ended no turn for {HANG_S} s" if now - changed > HANG_S else "the program did not end"
         time.sleep(every_s)
     code = program.wait()
     return "" if code == 0 else f"the program ended with {code}"

@@ -48,14 +48,14 @@ class Worker:
         client = Client(settings["endpoint_url"])
         self.world = World(Path(settings["folder"]), settings["device"], client, random, counts)
         self.workloads = [kind(self.world) for kind in THREADS[place]]
-        self.pace, self.errors = pace, 0
+        self.place, self.pace, self.errors = place, pace, 0
         self.leak = LEAKS[settings["leak"]]() if settings["leak"] and place == 0 else None
 
     def run(self) -> None:
         while self.errors < MOST_ERRORS and self.pace.goes_on():
             workload = self.world.random.choice(self.workloads)
             self.attempt(workload.turn, workload)
-            self.world.counts.add(turns=1)
+            self.world.counts.add(**{"turns": 1, f"turns_{self.place}": 1})
             if self.leak:
                 self.leak()
         for workload in self.workloads:
