@@ -247,7 +247,7 @@ class Job:
             prefix = f"{BUCKET}/{self.key}/step-{step}"
             read = lambda name, prefix=prefix: self.client.ask("GET", f"{prefix}/{name}")  # noqa: E731
             self.check_checkpoint(read("manifest.json"), read, prefix)
-        if is_complete and self.committed not in self.steps_there():  # `close` has waited for it
+        if is_complete and self.committed and self.committed not in self.steps_there():  # `close` has waited for it
             raise Broken(f"step {self.committed} was complete, and the store has {self.steps_there()}")
 
     def steps_there(self) -> list[int]:

@@ -1,11 +1,12 @@
 """Draws the samples of a soak: one small panel for each kind of thing, as SVG."""
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from long_runs.judge import WARM_UP, Verdict
 
-MOST_POINTS = 240  # of a line
+MOST_POINTS = 140  # of a line
 PANELS: dict[str, tuple[str, ...]] = {
     "memory, MiB": ("rss_mib", "pss_mib", "private_mib"),
     "descriptors": ("fds", "fd_files", "fd_sockets", "fd_pipes", "fd_io_uring", "fd_other"),
@@ -43,3 +44,4 @@ def draw(rows: Sequence[Mapping[str, float]], verdicts: Sequence[Verdict], path:
         figure.suptitle(title, fontsize=10)
         figure.savefig(path, metadata={"Date": None})
         pyplot.close(figure)
+    path.write_text(re.sub(r"(\d\.\d)\d+", r"\1", path.read_text()))  # tenths of a point are enough
