@@ -6,7 +6,7 @@ from pathlib import Path
 
 from long_runs.judge import WARM_UP, Verdict
 
-MOST_POINTS = 140  # of a line
+MOST_POINTS = 100  # of a line
 PANELS: dict[str, tuple[str, ...]] = {
     "memory, MiB": ("rss_mib", "pss_mib", "private_mib"),
     "descriptors": ("fds", "fd_files", "fd_sockets", "fd_pipes", "fd_io_uring", "fd_other"),
@@ -44,4 +44,5 @@ def draw(rows: Sequence[Mapping[str, float]], verdicts: Sequence[Verdict], path:
         figure.suptitle(title, fontsize=10)
         figure.savefig(path, metadata={"Date": None})
         pyplot.close(figure)
-    path.write_text(re.sub(r"(\d\.\d)\d+", r"\1", path.read_text()))  # tenths of a point are enough
+    tenths = re.sub(r"(\d\.\d)\d+", r"\1", path.read_text())  # of a point are enough
+    path.write_text(re.sub(r"\n\s+", "\n", tenths))
