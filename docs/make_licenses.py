@@ -34,6 +34,7 @@ _USES = {
     "peers": "`gdsdata[peers]`",
     "s3": "`gdsdata[s3]`",
     "tables": "`gdsdata[tables]`",
+    "top": "`gdsdata[top]`",
     "zstd": "`gdsdata[zstd]`",
     "test": "`gdsdata[test]`",
     "lint": "`gdsdata[lint]`",

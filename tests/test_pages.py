@@ -28,7 +28,7 @@ def test_the_doctor_says_what_the_first_page_shows(tmp_path):
     ((_, command),) = blocks(page, "console")
     (shown,) = [text for text in outputs(page).values() if text.startswith("path\n")]
     np.zeros(102_401, np.uint16).tofile(tmp_path / "tokens.bin")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
     words = [sys.executable, *command.split()[1:]]
     done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr

@@ -16,7 +16,10 @@ WORKFLOWS = sorted(ROOT.glob(".github/*/**/*.yml"))
 TOOLS = ROOT / "build" / "wheel-tools" / "bin" / "python"
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
-pytestmark = pytest.mark.skipif(not (ROOT / "MANIFEST.in").exists(), reason="these tests are about the sources")
+pytestmark = [
+    pytest.mark.skipif(not (ROOT / "MANIFEST.in").exists(), reason="these tests are about the sources"),
+    pytest.mark.filterwarnings("ignore"),  # pytest-xdist cannot pass on the private classes of setuptools' warnings
+]
 
 
 def files_of(*folders):
