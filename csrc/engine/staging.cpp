@@ -58,9 +58,9 @@ bool Staging::place(std::span<Transfer> transfers, Place& place) {
     const bool follows_on_device =
         !place.runs.empty() && place.runs.back().device + place.runs.back().bytes == head.memory;
     // Samples of whole pages may be congruent in file and batch: then one copy moves several.
-    const bool goes_on =
-        follows_on_device && paged == last_paged && (!paged || end % kPageBytes == head.offset % kPageBytes) &&
-        joinable(transfers[first - 1], head);
+    const bool goes_on = follows_on_device && paged == last_paged &&
+                         (!paged || end % kPageBytes == head.offset % kPageBytes) &&
+                         joinable(transfers[first - 1], head);
     if (goes_on) {
       if (end % kPageBytes != 0) place.runs.back().owns_pages = false;  // one page is shared
     } else {
