@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 import os
@@ -60,6 +61,7 @@ class TensorReader:
         self._afterwards: list[Callable[[], object]] = []
         self._batches = ThreadPoolExecutor(_BATCHES_AT_A_TIME, thread_name_prefix="gdsdata-read")  # made when needed
         self._begun: list[Future[None]] = []
+        self._error: BaseException | None = None  # of `run`, without a traceback
         self._bar = current()
         self.own_bytes = 0
 
@@ -214,6 +216,8 @@ class TensorReader:
     def run(self) -> None:
         """Read what is left, compare checksums, and make the calls of `afterwards`.
 
+        If it has failed, it raises the same error at each later call.
+
         Raises:
             FileNotFoundError, IoError: a file cannot be opened or read.
             CorruptData: a file ends too early, or a checksum differs; the message has the tensor's
@@ -223,6 +227,15 @@ class TensorReader:
 
         Stream semantics: the bytes are in place when this returns, for every stream.
         """
+        if self._error is not None:
+            raise _copied(self._error)
+        try:
+            self._run()
+        except BaseException as error:
+            self._error = _copied(error)
+            raise
+
+    def _run(self) -> None:
         if self._together is not None:  # the collector stays paused: views of all tensors are made meanwhile
             reads = {device: self._parts_reader_of(device) for device in self._by_device}
             SharedExtents(self._by_device, reads, self._verify).read_with(self._together)
@@ -377,3 +390,11 @@ def _overlapping(wanted: dict[Path, Stored]) -> list[list[tuple[Path, Stored]]]:
             groups.append([(path, stored)])
             end = stored.offset + stored.span_bytes
     return groups
+
+
+def _copied(error: BaseException) -> BaseException:
+    """Return an error without its traceback, whose frames keep all that they use."""
+    try:
+        return copy.copy(error)
+    except Exception:  # it cannot be copied
+        return error
