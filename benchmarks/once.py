@@ -8,14 +8,14 @@
 - `batches`: all ranks take the same batches of volumes (tensor-parallel peers), by the same case.
 - `hsdp`: DCP restores a model in two replicas, each sharded over half of the ranks.
 - `records`: each rank has a data set of its own with all shuffled records of 4 KiB, in 1 file and
-  in 1024. Its limit is the pinned copies of all ranks at once.
+  in 1024.
 
 A rank's GB/s (1e9 bytes) are the bytes that it got, by the time from a barrier to the end of the
-last rank. "Sum" is that of all ranks. "Links" are the copies from pinned memory to all GPUs at
-once, "memory" copies within the host's, by all its cores. CPU is user and system time of all ranks,
-by the GB that all of them got. All bytes are compared with what was written: in `hsdp` and
-`records` every time, in the bench before the turns. Rows take turns. Cells are medians, with the
-lowest and the highest. A run that is stopped (Ctrl-C) loses the section that it is in.
+last rank. "In sum" is that of all ranks. The limit `pinned_copies` is that of all GPUs at once. The
+first line has copies within the host's memory, by all cores. CPU is user and system time of all
+ranks, by the GB that all of them got. All bytes are compared with what was written: in `hsdp` every
+time, elsewhere before the turns. Turns of `records` are compared by their numbers. Rows take turns.
+Cells are medians, with the lowest and the highest. A run that is stopped (Ctrl-C) loses the section that it is in.
 """
 
 import argparse

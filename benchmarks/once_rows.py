@@ -1,8 +1,8 @@
 """The rows of benchmarks/once.py that its own ranks take: HSDP restores, and shuffled records.
 
 Each class is made in every rank, in the same order. `rows` names its rows, and `take` takes a turn
-of one: it returns the bytes that this rank got, once they are on its device and were compared with
-what was written. Comparing is not timed.
+of one: it yields the work that is timed, and then the bytes that this rank got, which it has
+compared with what was written.
 """
 
 import os
@@ -166,7 +166,6 @@ def serve(rank, ranks, port, device, pipe):
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     backend = "cpu:gloo,cuda:nccl" if devices.is_cuda(device) else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
-    made = None
     while True:
         try:
             do, arguments = pipe.recv()
@@ -174,7 +173,6 @@ def serve(rank, ranks, port, device, pipe):
             break
         if do == "make":
             kind, folder, size_bytes, more = arguments
-            made = None
             made = KINDS[kind](folder, size_bytes, device, **more)
             pipe.send((made.rows, [str(path) for path in made.files] if rank == 0 else []))
         else:

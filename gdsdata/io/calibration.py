@@ -119,7 +119,8 @@ def _calibrated(options: EngineOptions, path: str, device: torch.device, measure
         workers=options.workers or found.workers,
         queue_depth=options.queue_depth or found.queue_depth,
         segment_bytes=segment_bytes,
-        staging_bytes=options.staging_bytes and max(options.staging_bytes, STAGED_SEGMENTS * segment_bytes),
+        # 0 stays: the engine then chooses what holds these segments.
+        staging_bytes=max(options.staging_bytes, STAGED_SEGMENTS * segment_bytes) if options.staging_bytes else 0,
     )
 
 

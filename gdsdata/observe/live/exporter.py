@@ -31,9 +31,8 @@ class Exporter:
     """
 
     def __init__(self) -> None:
-        self._process = os.getpid()
         self._path = folder.writing()
-        self._name = f"{self._process}-{secrets.token_hex(4)}{folder.ENDING}"
+        self._name = f"{os.getpid()}-{secrets.token_hex(4)}{folder.ENDING}"
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with folder.opened(self._path, make=True) as descriptor:
