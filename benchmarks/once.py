@@ -15,7 +15,8 @@ last rank. "In sum" is that of all ranks. The limit `pinned_copies` is that of a
 first line has copies within the host's memory, by all cores. CPU is user and system time of all
 ranks, by the GB that all of them got. All bytes are compared with what was written: in `hsdp` every
 time, elsewhere before the turns. Turns of `records` are compared by their numbers. Rows take turns.
-Cells are medians, with the lowest and the highest. A run that is stopped (Ctrl-C) loses the section that it is in.
+Cells are medians, with the lowest and the highest. A run that is stopped (Ctrl-C) loses the section
+that it is in.
 """
 
 import argparse

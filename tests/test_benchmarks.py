@@ -53,6 +53,17 @@ def test_samples_with_fields_are_verified_beside_a_loop_by_hand(tmp_path):
 
 
 @pytest.mark.slow
+def test_ranks_that_read_once_are_measured_beside_ranks_by_themselves(tmp_path):
+    small = ("--size-gib", 2**-7, "--records-bytes", 2**22, "--cache", "cold", "--section", "load", "hsdp", "records")
+    rows = rows_of("once.py", "--ranks", 2, "--device", "cpu", "--folder", tmp_path, *small)
+    storage_x = 2
+    assert float(rows["gdsdata, by itself"][storage_x].split()[0]) > 1.9
+    assert float(rows["gdsdata, read once"][storage_x].split()[0]) < 1.1
+    for name in ("torch DCP", "gdsdata", "index_select by hand"):
+        assert figure(rows[name][0].split()[0]) > 0, rows[name]
+
+
+@pytest.mark.slow
 def test_indexes_of_many_samples_are_loaded_by_several_processes_and_planned(tmp_path):
     some = ("--samples", "2e4", "1e5", "--files", "1e5", "--processes", 2)
     rows = rows_of("scale.py", "--folder", tmp_path, *some)
