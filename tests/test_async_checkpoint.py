@@ -411,16 +411,17 @@ def test_a_forked_child_keeps_no_share_in_the_folder(tmp_path):
 def test_a_child_that_was_not_told_of_its_fork_keeps_no_share_in_the_folder(tmp_path):
     first = AsyncCheckpointer(tmp_path)
     first.save(1, {"a": 1}).result()
-    reader, writer = os.pipe()
     if (child := ctypes.PyDLL(None).fork()) == 0:  # as between the fork and the exec of a subprocess
-        os.read(reader, 1)
-        os._exit(0)
+        try:
+            signal.pause()  # it may wait for a lock of Python before that: no other thread is there to release it
+        finally:
+            os._exit(0)
     try:
         first.close()
         with AsyncCheckpointer(tmp_path) as second:
             second.save(2, {"a": 2}).result()
     finally:
-        os.write(writer, b"x")
+        os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
 
 
