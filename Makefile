@@ -192,13 +192,13 @@ build/.actionlint:
 	@! command -v go > /dev/null || GOBIN=$(CURDIR)/build/go/bin go install github.com/rhysd/actionlint/cmd/actionlint@v1.7.7
 	@touch $@
 
-# It sees the packages of $(VENV), torch among them.
+# It sees the packages of $(VENV), torch among them, and setuptools: one of venv's own may be too old to build wheels.
 build/.frameworks: tests/frameworks.txt $(INSTALLED)
 	@echo "gdsdata: installing frameworks into build/frameworks: a download of some 100 MB"
-	@$(VENV_PYTHON) -m venv --clear build/frameworks
+	@$(VENV_PYTHON) -m venv --clear --without-pip build/frameworks
 	@site='import sysconfig; print(sysconfig.get_path("purelib"))'; \
 	  echo "import site; site.addsitedir('$$($(VENV_PYTHON) -c "$$site")')" > $$(build/frameworks/bin/python -c "$$site")/base.pth
-	@DS_BUILD_OPS=0 build/frameworks/bin/python -m pip --disable-pip-version-check install -q --no-deps --no-build-isolation \
+	@DS_BUILD_OPS=0 $(PIP) --python build/frameworks/bin/python install -q --no-deps --no-build-isolation \
 	  --ignore-requires-python -r $<
 	@touch $@
 
