@@ -77,6 +77,10 @@ FRAMEWORKS := $(addprefix tests/test_,composer.py deepspeed.py integration_examp
 test-frameworks: $(READY) build/.frameworks  ## the tests with frameworks whose packages do not go into one environment with the others (tests/frameworks.txt)
 	@build/frameworks/bin/python -m pytest -m "slow or not slow" -n $(JOBS) --dist loadfile $(FRAMEWORKS) $(ARGS)
 
+.PHONY: test-dali
+test-dali: $(READY) build/.dali  ## the page about DALI's pipelines and the adapter, with DALI itself
+	@build/dali/bin/python -m pytest tests/test_dali.py tests/test_migrate.py -k dali $(ARGS)
+
 .PHONY: test-site
 test-site: $(READY) build/.browser  ## build the documentation site and look at it in Chromium: build/site-shots
 	@build/docs/bin/python -m pytest -m slow tests/test_site.py $(ARGS)
@@ -200,6 +204,15 @@ build/.frameworks: tests/frameworks.txt $(INSTALLED)
 	  echo "import site; site.addsitedir('$$($(VENV_PYTHON) -c "$$site")')" > $$(build/frameworks/bin/python -c "$$site")/base.pth
 	@DS_BUILD_OPS=0 $(PIP) --python build/frameworks/bin/python install -q --no-deps --no-build-isolation \
 	  --ignore-requires-python -r $<
+	@touch $@
+
+# It sees the packages of $(VENV).
+build/.dali: $(INSTALLED)
+	@echo "gdsdata: installing DALI into build/dali: a download of some 420 MB"
+	@$(VENV_PYTHON) -m venv --clear --without-pip build/dali
+	@site='import sysconfig; print(sysconfig.get_path("purelib"))'; \
+	  echo "import site; site.addsitedir('$$($(VENV_PYTHON) -c "$$site")')" > $$(build/dali/bin/python -c "$$site")/base.pth
+	@$(PIP) --python build/dali/bin/python install -q nvidia-dali-cuda130==2.4.0
 	@touch $@
 
 # It reads the sources of gdsdata and imports nothing of them, so it needs neither torch nor the extension.

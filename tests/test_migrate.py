@@ -19,8 +19,8 @@ if not (ROOT / "docs").exists():
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
 
-# By the name of a page. `make test` has torch alone, `make test-frameworks` all but DALI, which
-# takes 424 MB.
+# By the name of a page. `make test` has torch alone, and `make test-frameworks` all but DALI, which
+# takes 424 MB: `make test-dali`.
 NEEDS = {
     "torch-dataloader": ["torch"],
     "webdataset": ["webdataset", "torchvision"],
