@@ -33,6 +33,18 @@ def local_parts(tree: Any) -> Any:
     return map_leaves(tree, lambda path, leaf: leaf.detach().to_local() if isinstance(leaf, kind) else leaf)
 
 
+def shard_of(value: Any) -> tuple[int, ...] | None:
+    """Return which part of a DTensor this rank has: its place along each dimension that shards.
+
+    None if it is none.
+    """
+    kind = _dtensor()
+    if kind is None or not isinstance(value, kind):
+        return None
+    place = value.device_mesh.get_coordinate() or ()
+    return tuple(at for at, how in zip(place, value.placements, strict=False) if not how.is_replicate())
+
+
 def with_dtensors(target: Any, parts: Any, found: Any) -> Any:
     """Return a tree with DTensors in the place of their parts.
 

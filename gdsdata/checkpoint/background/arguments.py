@@ -73,6 +73,18 @@ def peers_of(count: Any) -> int:
     return number
 
 
+def check_no_replicas(are_there: bool) -> None:
+    """Check that a checkpointer with ``peers`` has no replicas.
+
+    Raises:
+        ValueError: it has.
+    """
+    if are_there:
+        raise ValueError(
+            "peers= keeps the file of each rank in memory; with replicas= only some ranks have one: give one of them"
+        )
+
+
 def same_on_all(name: str, values: Sequence[int]) -> int:
     """Return the value that all ranks have of an argument.
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from gdsdata.checkpoint.background.arguments import (
     bytes_per_s,
+    check_no_replicas,
     local_folder,
     peers_of,
     same_on_all,
@@ -30,11 +31,13 @@ from gdsdata.checkpoint.background.preparation import Preparation, end_preparing
 from gdsdata.checkpoint.background.rank_file import load_over
 from gdsdata.checkpoint.background.ranks import Ranks
 from gdsdata.checkpoint.background.remote_folder import RemoteFolder
+from gdsdata.checkpoint.background.replicas import Described, ReplicaJob, Replicas
 from gdsdata.checkpoint.background.restoring import Found, Restoring
 from gdsdata.checkpoint.background.save_counts import SaveCounts
 from gdsdata.checkpoint.background.save_handle import SaveHandle
 from gdsdata.checkpoint.background.save_job import FailedJob, SaveJob
 from gdsdata.checkpoint.background.saver import Saver
+from gdsdata.checkpoint.background.saves_under_way import SavesUnderWay
 from gdsdata.checkpoint.background.staging import Snapshots
 from gdsdata.checkpoint.background.staging_memory import Staging
 from gdsdata.checkpoint.background.states import check_state, is_counted, load_state, restored, state_of, target_of
@@ -42,13 +45,14 @@ from gdsdata.checkpoint.background.uploads import Kept, Uploads, UploadStatus
 from gdsdata.checkpoint.dtensors import local_parts, with_dtensors
 from gdsdata.checkpoint.threads import DaemonThreads
 from gdsdata.errors import EngineClosed
-from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
 from gdsdata.observe.times import note_checkpoint_stall
 from gdsdata.progress_bars import bar
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+    from gdsdata.collective.transfers import SharedReads
 
 
 class AsyncCheckpointer:
@@ -66,8 +70,9 @@ class AsyncCheckpointer:
 
     With several ranks (`torch.distributed` is initialized), all of them construct it, save and
     restore together. Each rank saves its own state, of a DTensor its own part, and the same number
-    of ranks restores them. To change that number, save with torch.distributed.checkpoint and
-    `GDSStorageWriter`.
+    of ranks restores them. With ``replicas``, one rank of a group saves for all of it, and there
+    may be another number of replicas later. To change the number of shards, save with
+    torch.distributed.checkpoint and `GDSStorageWriter`.
 
     Memory: at most ``staging_bytes`` of the host, in buffers of 32 MiB, kept until `close`. They
     are pinned if a state has tensors on a GPU. `restore` and `prepare` have as many made in the
@@ -94,6 +99,10 @@ class AsyncCheckpointer:
             neither for GPUs nor for storage. A state that does not fit into what is left of it is
             copied to the host first. 0: none.
         process_group: of gloo, with all ranks; None: all ranks together make one.
+        replicas: the ranks that have the same state as this one, which it is one of: a process
+            group, a `DeviceMesh` of one dimension (for HSDP that which replicates), or ``"auto"``:
+            the default group (for DDP). The first of them saves. `restore` reads each byte once
+            for all of them. None: each rank saves and restores a state of its own.
         timeout_s: how long ranks wait for one another, in seconds.
         upload: a URL below which complete checkpoints are uploaded, as ``s3://bucket/run``, by a
             thread behind everything else. None: they are not.
@@ -110,7 +119,8 @@ class AsyncCheckpointer:
         options: of the engine; None: the defaults.
 
     Raises:
-        ValueError: an argument is out of range, or ``peers`` differs among the ranks.
+        ValueError: an argument is out of range, ``peers`` differs among the ranks, ``replicas`` is
+            no division of all ranks, or both are given.
         TypeError: an argument has another type.
         SaveAborted: ``peers`` is wrong on another rank, or a rank is gone.
     """
@@ -124,6 +134,7 @@ class AsyncCheckpointer:
         staging_bytes: int | str = "8GiB",
         device_staging_bytes: int | str = 0,
         process_group: ProcessGroup | None = None,
+        replicas: Any = None,
         timeout_s: float = 1800.0,
         upload: str | None = None,
         upload_keep_last: int = 10,
@@ -142,25 +153,27 @@ class AsyncCheckpointer:
         self._checkpoints = Checkpoints(self._folder, remote)
         self._staging = Staging(size_in_bytes("staging_bytes", staging_bytes))
         on_devices = size_in_bytes("device_staging_bytes", device_staging_bytes) if device_staging_bytes else 0
-        self._preparation = Preparation(self._staging)
-        self._end_preparing = weakref.finalize(self, end_preparing, self._staging, self._preparation, os.getpid())
         self._snapshots = Snapshots(on_devices)
         copies = MemoryFolder(os.fsdecode(memory_folder or DEFAULT_BASE), self._folder.path)
         self._ranks = Ranks(process_group, timeout_s)
         self._keeps_copies = same_on_all("peers", self._ranks.each(lambda: peers_of(peers))) > 0
+        self._replicas = Replicas(self._ranks, replicas)
+        self._preparation = Preparation(self._staging, is_needed=self._replicas.saves)
+        self._end_preparing = weakref.finalize(self, end_preparing, self._staging, self._preparation, os.getpid())
         self._memory: CopiesInMemory = NoPeerMemory(copies)
         if self._keeps_copies:
+            check_no_replicas(self._replicas.is_used)
             self._memory = PeerMemory(copies, self._ranks, timeout_s)
-        self._restoring = Restoring(self._folder, self._checkpoints, self._memory, self._ranks)
-        self._uploads = None if remote is None else Uploads(self._folder, remote, kept_there, pace, self._ranks)
+        self._restoring = Restoring(self._folder, self._checkpoints, self._memory, self._ranks, self._replicas)
+        self._uploads = None
+        if remote is not None:
+            self._uploads = Uploads(self._folder, remote, kept_there, pace, self._ranks, self._replicas)
         self._counts = SaveCounts(self._folder.path, self._uploads)
         kept = Kept(self.keep_last, self.keep_every)
-        self._saver = Saver(self._folder, self._ranks, kept, self._uploads, self._memory, self.options)
+        self._saver = Saver(self._folder, self._ranks, self._replicas, kept, self._uploads, self._memory, self.options)
         self._stagers = DaemonThreads(1, "gdsdata-stage")
         self._stagings: list[Future[None]] = []  # of snapshots, in progress
-        # Saves, those in which this rank only takes part, and calls that begin uploads.
-        self._under_way: list[Future[Any]] = []
-        self._unseen: list[Future[str]] = []  # saves whose errors nobody has seen yet
+        self._under_way = SavesUnderWay()
         self._closed = False
 
     def save(self, step: int, state: Mapping[str, Any]) -> SaveHandle:
@@ -170,7 +183,7 @@ class AsyncCheckpointer:
 
         This waits for the copy to the host. If this save and earlier ones fill the staging memory,
         it also waits until storage has taken some of it. With ``device_staging_bytes`` it waits for
-        neither.
+        neither, and nor does a rank whose replica saves.
 
         Args:
             step: of the training: a number of 0 or more.
@@ -198,22 +211,25 @@ class AsyncCheckpointer:
             self._check_open()
             step = whole_number("step", step, 0)
             check_state(state, Mapping)
-            states = {name: local_parts(state_of(one)) for name, one in state.items()}
-            job = SaveJob(step, states, self._staging, self._snapshots, self._counts)
+            whole = {name: state_of(one) for name, one in state.items()}
+            described = Described(whole if self._replicas.is_used else {})
+            job: SaveJob | ReplicaJob = ReplicaJob(step)
+            if self._replicas.saves:
+                states = {name: local_parts(one) for name, one in whole.items()}
+                job = SaveJob(step, states, self._staging, self._snapshots, self._counts)
         except Exception as error:
             if not self._closed:
                 # The other ranks wait for this one.
-                its_end = self._saver.submit(FailedJob(step, error), Future(), Future())
-                self._under_way.append(its_end)
+                its_end = self._saver.submit(FailedJob(step, error), Described({}), Future(), Future())
+                self._under_way.add_silent(its_end)
             raise
         if not job.is_copied:
             wait(self._stagings)  # they need staging memory, and this state would hold all of it until it is written
         uploaded, copied = Future[str](), Outcome()
-        ended = self._saver.submit(job, uploaded, copied)
-        self._under_way.append(ended)
-        self._unseen.append(ended)
+        ended = self._saver.submit(job, described, uploaded, copied)
+        self._under_way.add(ended)
         self._counts.begin(step, job.size_bytes, ended)
-        seen = functools.partial(self._forget, ended)
+        seen = functools.partial(self._under_way.forget, ended)
         uploaded_there = uploaded if self._uploads else None
         handle = SaveHandle(step, job.size_bytes, ended, seen, uploaded_there, copied if self._keeps_copies else None)
         try:
@@ -223,7 +239,7 @@ class AsyncCheckpointer:
             else:
                 job.stage()
         except BaseException:  # the caller sees this error now
-            self._forget(ended)
+            self._under_way.forget(ended)
             raise
         handle.stall_s = time.perf_counter() - started
         note_checkpoint_stall(handle.stall_s)
@@ -266,6 +282,7 @@ class AsyncCheckpointer:
         *,
         verify: bool = False,
         weights_only: bool = True,
+        once: str | None = None,
     ) -> int | None:
         """Load the newest complete checkpoint, or that of ``step``, into ``state``.
 
@@ -284,11 +301,16 @@ class AsyncCheckpointer:
         where they are, and other values are replaced in their dict; so are tensors that take no
         copy, as nested ones. Names that the checkpoint has and ``state`` does not have are ignored.
 
+        With ``replicas``, one rank reads each piece, and passes it on (NCCL between GPUs, gloo on
+        the CPU), as `gdsdata.load` does with ``group=``.
+
         Args:
             state: as for `save`.
             step: the step; None: the one that was saved last.
             verify: compare checksums while reading.
             weights_only: torch's rules for what a pickle may make (`torch.load`).
+            once: with ``replicas``, how often a byte is read: for each ``"node"``, or once in the
+                whole ``"job"``; see `gdsdata.load`.
 
         Returns:
             The step; None if there is no checkpoint. Nothing was changed then.
@@ -302,7 +324,7 @@ class AsyncCheckpointer:
                 device.
             TypeError: an argument has another type.
             pickle.UnpicklingError: ``weights_only`` forbids something in the checkpoint.
-            SaveAborted: another rank failed; its error is the cause.
+            SaveAborted: another rank failed; its error is the cause. Replicas raise that error itself.
             IoError, SaveAborted, ...: an earlier save failed in the background, and nobody has seen
                 its error yet.
             Exception: whatever a ``load_state_dict`` of ``state`` raises.
@@ -322,24 +344,27 @@ class AsyncCheckpointer:
         chosen = self._ranks.first(lambda: self._find(step, held))
         if chosen is None:
             self._begin_uploads()
-            self._prepare({name: one for name, one in state.items() if is_counted(one)})
+            self._preparation.attempt({name: one for name, one in state.items() if is_counted(one)})
             return None
-        targets = {name: target_of(one) for name, one in state.items()}
+        # An error of a rank reaches the others before they read.
+        targets = self._ranks.mine(lambda: {name: target_of(one) for name, one in state.items()})
         parts = {name: local_parts(target) for name, target in targets.items()}
+        rules: Any = {"verify": verify, "weights_only": weights_only}
 
-        def load(path: str) -> dict[str, Any]:
+        def load(path: str, together: SharedReads | None) -> dict[str, Any]:
             strict = [name for name, one in state.items() if not hasattr(one, "load_state_dict")]
-            return load_over(path, parts, strict=strict, verify=verify, weights_only=weights_only, options=self.options)
+            return load_over(path, parts, strict=strict, **rules, options=self.options, together=together)
 
         with bar("restoring a checkpoint"):
-            found = self._restoring.read(chosen, load)
+            call = {"call": "AsyncCheckpointer.restore", **rules}
+            found = self._restoring.read(chosen, load, lambda: self._replicas.reading(once, call, self.options))
         whole = {name: with_dtensors(targets[name], parts[name], found.content[name]) for name in targets}
         for name, one in list(state.items()):
             if hasattr(one, "load_state_dict"):
                 load_state(name, one, whole[name], found.place)
             else:
                 state[name] = restored(one, whole[name])
-        self._prepare({name: one if is_counted(one) else targets[name] for name, one in state.items()})
+        self._preparation.attempt({name: one if is_counted(one) else targets[name] for name, one in state.items()})
         self._begin_uploads()
         return found.step
 
@@ -358,9 +383,7 @@ class AsyncCheckpointer:
         Raises:
             IoError, SaveAborted, ...: as `save` does.
         """
-        wait(list(self._under_way))
-        self._under_way.clear()
-        self._raise_unseen()
+        self._under_way.wait()
 
     def close(self, *, wait_for_uploads: bool = True) -> None:
         """Wait for every save and upload, and let others save into the folder. Raises as `wait`.
@@ -387,8 +410,7 @@ class AsyncCheckpointer:
             self._stagers.close()
 
     def __repr__(self) -> str:
-        under_way = sum(not one.done() for one in self._under_way)
-        state = "closed" if self._closed else f"{under_way} saves under way"
+        state = "closed" if self._closed else f"{len(self._under_way)} saves under way"
         kept = f"keep_last={self.keep_last}, keep_every={self.keep_every}"
         rank = f"rank {self._ranks.rank} of {self._ranks.count}"
         return f"AsyncCheckpointer({self._folder.path!r}, {kept}, {rank}, {state})"
@@ -407,37 +429,15 @@ class AsyncCheckpointer:
 
     def _check_open(self) -> None:
         self._check_not_closed()
-        self._under_way = [one for one in self._under_way if not one.done()]
-        self._raise_unseen()
+        self._under_way.raise_unseen()
 
     def _check_not_closed(self) -> None:
         if self._closed:
             raise EngineClosed("this AsyncCheckpointer was closed; make a new one")
 
-    def _prepare(self, state: Mapping[str, Any]) -> None:
-        """Prepare for a state that was restored, which an error here does not change."""
-        if self._closed:
-            return
-        try:
-            self._preparation.begin(state)
-        except Exception as error:
-            engine.warn_once(f"memory for saves could not be made in advance ({error!r}): save() makes it")
-
-    def _raise_unseen(self) -> None:
-        """Raise the first error that nobody has seen, of saves that have ended."""
-        done = [one for one in self._unseen if one.done()]
-        for ended in done:
-            self._forget(ended)
-        for ended in done:
-            ended.result()
-
-    def _forget(self, ended: Future[str]) -> None:
-        with contextlib.suppress(ValueError):
-            self._unseen.remove(ended)
-
     def _begin_uploads(self) -> None:
         if not self._closed:
-            self._under_way.append(self._saver.begin_uploads())
+            self._under_way.add_silent(self._saver.begin_uploads())
 
     def _find(self, step: int | None, held: Sequence[Held]) -> Found | None:
         found = self._restoring.find(step, held)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from gdsdata.checkpoint.background.checkpoint_folder import CheckpointFolder
 from gdsdata.checkpoint.background.manifest import Manifest
 from gdsdata.checkpoint.background.remote_folder import RemoteFolder
+from gdsdata.checkpoint.background.replicas import Replicas
 
 
 class Candidate(NamedTuple):
@@ -93,24 +94,27 @@ class Checkpoints:
             raise FileNotFoundError(f"{self.place} has no complete checkpoint of step {step}; there are: {steps}")
         return of_step[-1] if of_step else None
 
-    def path_of(self, found: Candidate, rank: int, count: int) -> str:
+    def path_of(self, found: Candidate, replicas: Replicas) -> str:
         """Return the path or URL of a rank's file.
 
         Args:
             found: the checkpoint.
-            rank, count: this rank, and how many there are.
+            replicas: of this rank.
 
         Raises:
-            ValueError: another number of ranks saved it.
+            ValueError: it has files for another number of ranks.
             FileNotFoundError, CorruptData: the file does not exist, or has another size.
         """
-        manifest = found.manifest
-        if len(manifest.files) != count:
+        manifest, count = found.manifest, len(found.manifest.files)
+        place = replicas.place_in(count)
+        if place is None:
+            who = f"{count} ranks" if count > 1 else "one rank"
+            remedy = 'give replicas="auto" if all of them have the same state. To reshard, '
             raise ValueError(
-                f"step {manifest.step} in {self.place} was saved by {len(manifest.files)} ranks, and these are "
-                f"{count}: use torch.distributed.checkpoint with GDSStorageWriter to change that"
+                f"step {manifest.step} in {self.place} was saved by {who}, and {replicas.in_words}: "
+                f"{remedy if count == 1 else ''}use torch.distributed.checkpoint with GDSStorageWriter to change that"
             )
-        file = manifest.files[rank]
+        file = manifest.files[place]
         if found.is_local:
             return self._folder.check(manifest, file)
         assert self._remote is not None  # it is from there

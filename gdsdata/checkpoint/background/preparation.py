@@ -16,6 +16,7 @@ from gdsdata.checkpoint.dtensors import local_parts
 from gdsdata.checkpoint.partial_pages import PAGE_BYTES
 from gdsdata.checkpoint.tensor_kinds import plain_parts
 from gdsdata.checkpoint.tree import leaves
+from gdsdata.io import engine
 
 # How often optimizers are looked at until they have made their state. That takes microseconds.
 _POLL_S = 0.5
@@ -61,10 +62,11 @@ class Preparation:
 
     Args:
         staging: the memory.
+        is_needed: this rank saves; else nothing is prepared.
     """
 
-    def __init__(self, staging: Staging) -> None:
-        self._staging = staging
+    def __init__(self, staging: Staging, is_needed: bool = True) -> None:
+        self._staging, self._is_needed = staging, is_needed
         self._ended = threading.Event()  # of the thread
 
     def begin(self, state: Mapping[str, Any]) -> None:
@@ -73,6 +75,8 @@ class Preparation:
         Optimizers make their state in their first step: when they have, more is prepared.
         """
         self.end()
+        if not self._is_needed:
+            return
         size = size_of(state)
         self._staging.prepare(*size)
         new = [one for one in state.values() if isinstance(one, torch.optim.Optimizer) and not one.state]
@@ -81,9 +85,21 @@ class Preparation:
             arguments = (self._staging, size, [weakref.ref(one) for one in new], self._ended)
             threading.Thread(target=_await_states, args=arguments, name="gdsdata-prepare", daemon=True).start()
 
+    def attempt(self, state: Mapping[str, Any]) -> None:
+        """Do as `begin` does, and warn of an error."""
+        try:
+            self.begin(state)
+        except Exception as error:
+            engine.warn_once(f"memory for saves could not be made in advance ({error!r}): save() makes it")
+
     def end(self) -> None:
         """Look at optimizers no more."""
         self._ended.set()
+
+    def close(self) -> None:
+        """Prepare nothing from now on."""
+        self._is_needed = False
+        self.end()
 
 
 def _await_states(
@@ -125,4 +141,4 @@ def end_preparing(staging: Staging, preparation: Preparation, process: int) -> N
     """
     if os.getpid() == process:
         staging.stop()
-        preparation.end()
+        preparation.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,6 +23,9 @@ from gdsdata.errors import CorruptData
 from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
 
+if TYPE_CHECKING:
+    from gdsdata.collective.transfers import SharedReads
+
 
 @collector_paused()
 def load_over(
@@ -33,6 +36,7 @@ def load_over(
     verify: bool,
     weights_only: bool,
     options: EngineOptions,
+    together: SharedReads | None = None,
 ) -> dict[str, Any]:
     """Load what a file of `torch.save` has under each name of ``targets``.
 
@@ -47,6 +51,7 @@ def load_over(
         verify: compare checksums.
         weights_only: as in `torch.load`.
         options: of the engine.
+        together: the ranks that read together. None: this one alone.
 
     Raises:
         ValueError: a name is not in the file, or something under a name of ``strict`` differs.
@@ -68,7 +73,7 @@ def load_over(
     target_of = {one.path: one.value for one in leaves(targets)}
     for name in strict:
         _check_strictly(path, name, chosen, target_of)
-    reader = TensorReader(options, verify)
+    reader = TensorReader(options, verify, together)
     reader.expect(file.size_bytes, first_device(targets))
     new: dict[torch.device, dict[Path, Stored]] = {}
     for one in leaves(chosen):

@@ -27,6 +27,7 @@ class Ranks:
     Attributes:
         rank: of this process.
         count: how many there are.
+        members: the rank in the default group of each.
     """
 
     def __init__(self, group: Any, timeout_s: float) -> None:
@@ -37,16 +38,16 @@ class Ranks:
         self._group = group if together else None
         self.rank = distributed.get_rank(group) if together else 0
         self.count = distributed.get_world_size(group) if together else 1
+        self.members: list[int] = distributed.get_process_group_ranks(group) if together else [0]
 
     def again(self, timeout_s: float) -> Ranks:
         """Return the same ranks with a new group, for another thread. All of them call it."""
         distributed = torch.distributed
         if self._group is None or self.count == distributed.get_world_size():
             return Ranks(None, timeout_s)
-        members = distributed.get_process_group_ranks(self._group)
         timeout = timedelta(seconds=timeout_s)
         # The processes that are not in the group do not come here.
-        group = distributed.new_group(members, timeout, "gloo", use_local_synchronization=True)
+        group = distributed.new_group(self.members, timeout, "gloo", use_local_synchronization=True)
         return Ranks(group, timeout_s)
 
     def first(self, call: Callable[[], T]) -> T:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from gdsdata.checkpoint.background.checkpoint_folder import CheckpointFolder
 from gdsdata.checkpoint.background.checkpoints import Candidate, Checkpoints
 from gdsdata.checkpoint.background.copies import Held, InMemory, newest_in_memory
 from gdsdata.checkpoint.background.peer_memory import CopiesInMemory
 from gdsdata.checkpoint.background.ranks import Ranks
+from gdsdata.checkpoint.background.replicas import Replicas
 from gdsdata.errors import CorruptData
 from gdsdata.io import engine
 
+if TYPE_CHECKING:
+    from gdsdata.collective.transfers import SharedReads
+
 T = TypeVar("T")
+
+Load = Callable[[str, "SharedReads | None"], T]
+Together = Callable[[], contextlib.AbstractContextManager["SharedReads | None"]]
 
 
 class Found(NamedTuple):
@@ -52,12 +60,19 @@ class Restoring:
         checkpoints: those of the folder and of the store.
         memory: copies in memory.
         ranks: all ranks.
+        replicas: which of them have the same state.
     """
 
     def __init__(
-        self, folder: CheckpointFolder, checkpoints: Checkpoints, memory: CopiesInMemory, ranks: Ranks
+        self,
+        folder: CheckpointFolder,
+        checkpoints: Checkpoints,
+        memory: CopiesInMemory,
+        ranks: Ranks,
+        replicas: Replicas,
     ) -> None:
         self._folder, self._checkpoints, self._memory, self._ranks = folder, checkpoints, memory, ranks
+        self._replicas = replicas
 
     def find(self, step: int | None, held: Sequence[Held]) -> Found | None:
         """Return the newest checkpoint, or the newest one of a step. On the first rank.
@@ -84,7 +99,7 @@ class Restoring:
             in_memory = None
         return None if stored is None and in_memory is None else Found(stored, in_memory)
 
-    def read(self, found: Found, load: Callable[[str], T]) -> Restored[T]:
+    def read(self, found: Found, load: Load[T], together: Together) -> Restored[T]:
         """Read this rank's file. All ranks call it.
 
         If a copy in memory is damaged or lost, all read the checkpoint of storage instead.
@@ -92,22 +107,28 @@ class Restoring:
         Args:
             found: the same on all ranks.
             load: reads a path or URL.
+            together: has replicas read together in a block.
 
         Raises:
             Exception: whatever ``load`` raises, and as `Checkpoints.path_of`.
         """
+
+        def read_stored(stored: Candidate) -> T:
+            with together() as its:
+                return load(self._checkpoints.path_of(stored, self._replicas), its)
+
         if found.in_memory is not None:
             restored = self._read_copy(found.in_memory, load, is_last=found.stored is None)
             if restored is not None:
                 return restored
         self._memory.keep(None)
         assert found.stored is not None  # else the error was raised
-        stored, rank, count = found.stored, self._ranks.rank, self._ranks.count
-        content = self._ranks.mine(lambda: load(self._checkpoints.path_of(stored, rank, count)))
+        stored = found.stored
+        content = self._ranks.mine(lambda: read_stored(stored))
         step = stored.manifest.step
         return Restored(step, f"step {step} in {self._checkpoints.place}", content)
 
-    def _read_copy(self, chosen: InMemory, load: Callable[[str], T], is_last: bool) -> Restored[T] | None:
+    def _read_copy(self, chosen: InMemory, load: Load[T], is_last: bool) -> Restored[T] | None:
         """Read the copy of this rank's file.
 
         Args:
@@ -122,7 +143,7 @@ class Restoring:
 
         def attempt() -> str | None:
             try:
-                read.append(load(self._memory.fetch(chosen)))
+                read.append(load(self._memory.fetch(chosen), None))
             except Exception as error:
                 # Other copies would not suit the caller's state either.
                 is_of_caller = isinstance(error, (ValueError, TypeError)) and not isinstance(error, CorruptData)

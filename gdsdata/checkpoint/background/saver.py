@@ -12,12 +12,15 @@ from gdsdata.checkpoint.background.manifest import Manifest, SavedFile
 from gdsdata.checkpoint.background.own_copy import NoCopy, OwnCopy
 from gdsdata.checkpoint.background.peer_memory import CopiesInMemory, Outcome, set_outcome
 from gdsdata.checkpoint.background.ranks import Ranks
+from gdsdata.checkpoint.background.replicas import Described, ReplicaJob, Replicas
 from gdsdata.checkpoint.background.save_job import FailedJob, SaveJob
 from gdsdata.checkpoint.background.uploads import Kept, Uploads
 from gdsdata.checkpoint.threads import DaemonThreads
 from gdsdata.errors import CorruptData, IoError, SaveAborted
 from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
+
+Job = SaveJob | ReplicaJob | FailedJob
 
 
 class _Begun(NamedTuple):
@@ -44,6 +47,7 @@ class Saver:
     Args:
         folder: of the checkpoints.
         ranks: all ranks.
+        replicas: which of them have the same state.
         kept: which checkpoints stay in the folder.
         uploads: takes complete checkpoints; None: nobody does.
         memory: takes copies of saves.
@@ -54,29 +58,31 @@ class Saver:
         self,
         folder: CheckpointFolder,
         ranks: Ranks,
+        replicas: Replicas,
         kept: Kept,
         uploads: Uploads | None,
         memory: CopiesInMemory,
         options: EngineOptions,
     ) -> None:
         self._folder, self._ranks, self._kept, self._uploads, self._options = folder, ranks, kept, uploads, options
-        self._memory = memory
+        self._replicas, self._memory = replicas, memory
         self._locked: LockedFolder | None = None  # of the thread, from its first save on
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="gdsdata-save")  # the interpreter's end waits for it
         self._writers = DaemonThreads(2, "gdsdata-write")  # two pieces at a time, so that storage always has the next
 
-    def submit(self, job: SaveJob | FailedJob, uploaded: Future[str], copied: Outcome) -> Future[str]:
+    def submit(self, job: Job, described: Described, uploaded: Future[str], copied: Outcome) -> Future[str]:
         """Save a state after those before it.
 
         Args:
             job: the state, or the error that keeps it from being saved.
+            described: the state, which must be the same on replicas.
             uploaded: gets the checkpoint's URL, if it is uploaded, or the error.
             copied: gets whether memory has all copies.
 
         Returns:
             The checkpoint's folder, when it is complete.
         """
-        return self._thread.submit(self._save, job, uploaded, copied)
+        return self._thread.submit(self._save, job, described, uploaded, copied)
 
     def begin_uploads(self) -> Future[None]:
         """Upload what an earlier process has left, if nobody else saves into the folder."""
@@ -93,15 +99,23 @@ class Saver:
 
     # --- in the thread ------------------------------------------------------------------------------------------------
 
-    def _save(self, job: SaveJob | FailedJob, uploaded: Future[str], copied: Outcome) -> str:
+    def _save(self, job: Job, described: Described, uploaded: Future[str], copied: Outcome) -> str:
         """Save on all ranks.
 
-        The first rank makes the folder, each rank writes its file, and the first rank commits.
+        The first rank makes the folder, one rank of each state writes its file, and the first rank
+        commits.
         """
+
+        def its_description() -> Described:
+            job.check()
+            return described
+
         try:
             begun = self._ranks.first(lambda: self._begin(job))
+            self._replicas.check_same(its_description)
             with self._memory.keeping(begun.generation, copied) as copy:
-                files = self._ranks.each(lambda: self._write(job, begun, copy))
+                written = self._ranks.each(lambda: self._write(job, begun, copy))
+                files = [file for file in written if file is not None]
                 manifest = self._ranks.first(lambda: self._commit(begun, files))
             if self._uploads is not None:
                 self._uploads.start()
@@ -117,7 +131,7 @@ class Saver:
         finally:
             job.cancel()
 
-    def _begin(self, job: SaveJob | FailedJob) -> _Begun:
+    def _begin(self, job: Job) -> _Begun:
         job.check()
         locked = self._lock()
         number = locked.begin(job.step)
@@ -139,9 +153,11 @@ class Saver:
                 self._ranks.first(self._hold_lock)
                 self._uploads.start()
 
-    def _write(self, job: SaveJob | FailedJob, begun: _Begun, copy: OwnCopy | NoCopy) -> SavedFile:
+    def _write(self, job: Job, begun: _Begun, copy: OwnCopy | NoCopy) -> SavedFile | None:
         if job.step != begun.step:
             raise SaveAborted(f"the ranks save different steps: this one {job.step}, and the first one {begun.step}")
+        if isinstance(job, ReplicaJob):
+            return None
         name = f"rank-{self._ranks.rank}-{begun.number}.pt"
         return SavedFile(name, job.write(self._folder.file(job.step, name), self._writers, self._options, copy))
 

@@ -15,6 +15,7 @@ from gdsdata.checkpoint.background.checkpoints import in_order
 from gdsdata.checkpoint.background.manifest import Manifest
 from gdsdata.checkpoint.background.ranks import Ranks
 from gdsdata.checkpoint.background.remote_folder import RemoteFolder
+from gdsdata.checkpoint.background.replicas import Replicas
 from gdsdata.checkpoint.background.sending import Pace, Sender, Stopped, give_way
 from gdsdata.errors import CorruptData, IoError, SaveAborted
 from gdsdata.io import engine
@@ -88,6 +89,7 @@ class Uploads:
         kept: which of them stay there.
         bytes_per_s: of all ranks together; None: no bound.
         ranks: that save.
+        replicas: which of them have the same state, and so one file.
 
     Attributes:
         sent_in_all_bytes: what this process has sent.
@@ -100,10 +102,12 @@ class Uploads:
         kept: Kept,
         bytes_per_s: float | None,
         ranks: Ranks,
+        replicas: Replicas,
     ) -> None:
         self._folder, self._remote, self._kept = folder, remote, kept
         self._ranks = ranks.again(_FOREVER_S)  # with a group of its own, because another thread uses it
-        self._pace = Pace(None if bytes_per_s is None else bytes_per_s / self._ranks.count)
+        self._replicas = replicas
+        self._pace = Pace(None if bytes_per_s is None else bytes_per_s / replicas.count)
         self._sender = Sender(self._pace, self._count)
         self._thread: threading.Thread | None = None
         self._changed = threading.Condition()  # guards everything below
@@ -307,8 +311,7 @@ class Uploads:
         return isinstance(cause, (PermissionError, FileNotFoundError, CorruptData, ValueError, TypeError))
 
     def _send_mine(self, manifest: Manifest) -> None:
-        # Another number of ranks may have saved it.
-        for file in manifest.files[self._ranks.rank :: self._ranks.count]:
+        for file in self._replicas.mine_of(manifest.files):
             if not self._remote.has(manifest.step, file):
                 path, url = self._folder.file(manifest.step, file.name), self._remote.file(manifest.step, file.name)
                 self._sender.send(path, file.size_bytes, url)
