@@ -6,18 +6,24 @@
 The first command prints a table of seconds. It plays the schedule of `gdsdata.load(group=)`
 (`gdsdata.collective.plan`) with the rates that are given, in GB/s:
 
-- A rank reads its pieces in their order, at its share of the storage or of its link.
+- A rank reads its pieces in their order, at its share of the storage or of its link. What is in the
+  page cache, all ranks of a node together read at ``--memory``: processors copy it.
 - A round is passed on when all have read it, all have agreed, and the round before is passed on.
 - That takes as long as for the rank that sends or receives most: within a node at ``--peer``,
-  between nodes at ``--nic``, which each GPU has for itself.
-- An agreement takes ``--agreement-us`` for each rank, because gloo passes headers around a ring.
+  between nodes at ``--nic``, which each GPU has for itself. Over gloo, processors copy here too: all
+  ranks of a node together pass on at most ``--passed``.
+- A round takes ``--round-ms`` of calls besides. Its agreement takes ``--agreement-us`` for each rank,
+  because gloo passes headers around a ring.
 
 Nothing else costs anything: no metadata of a file system, no allocation, no other job. All ranks
 want all bytes, in tensors of 64 MiB.
 
+A second table has times that were measured on machines with 2 and 4 GPUs, beside predicted ones.
+Their rates are limits from the same runs; the sources are pages below benchmarks/results.
+
 The second command loads a file from a cold cache with 1, 2, 4, ... ranks over gloo, and prints the
 times beside the predicted ones. It measures the rates first: a cold read by one rank, a transfer
-between two ranks, and an agreement.
+between two ranks, transfers of all ranks at once, and an agreement.
 """
 
 import argparse
@@ -40,33 +46,72 @@ A_NODE = 8  # GPUs
 
 
 class Rates(NamedTuple):
-    """Rates of a cluster in GB/s, and the time of an agreement for each rank in us."""
+    """Rates of a cluster in GB/s, and times of a round."""
 
     link: float = 50.0  # from the host to each GPU
+    memory: float = 90.0  # of the processors of each node that copy memory: four H200, 2026-11-26
     disk: float = 20.0  # of the disks of each node
     shared: float = 200.0  # of a file system that all nodes share
     store: float = 100.0  # of an object store
     store_node: float = 20.0  # of that, at most for each node
     peer: float = 200.0  # between two GPUs of a node, each way
     nic: float = 45.0  # of each GPU's network card, each way
-    agreement_us: float = 30.0
+    passed: float = math.inf  # between all ranks of a node together
+    round_ms: float = 2.0  # two H100, 2026-11-26
+    agreement_us: float = 30.0  # for each rank
 
     def storage(self, kind: str, nodes: int) -> float:
         """Return what one node can read while ``nodes`` read."""
         return {
+            "cache": self.memory,
             "disk": self.disk,
             "shared": self.shared / nodes,
             "store": min(self.store_node, self.store / nodes),
         }[kind]
 
 
-def schedule(total_bytes: float, ranks: int) -> plan.Schedule:
+class Measured(NamedTuple):
+    """Times of loads of 8 GiB by several GPUs of one node, each by itself and together.
+
+    Attributes:
+        name: of the machine, and what was read.
+        ranks: one for each GPU.
+        kind: of storage.
+        rates: limits that were measured in the same run.
+        piece_mib: the most bytes of a piece.
+        alone_s, together_s: what the loads took; None: ``rates`` follow from it.
+        source: a page below benchmarks/results.
+    """
+
+    name: str
+    ranks: int
+    kind: str
+    rates: Rates
+    alone_s: float | None
+    together_s: float
+    source: str
+    piece_mib: int = plan.PIECE_BYTES >> 20
+
+
+MEASURED_GB = 2**33 / GB
+# The memory of the two machines with H100 was not measured: it is what two ranks read by themselves.
+MEASURED = (
+    Measured("2 H200, page cache", 2, "cache", Rates(54.9, 89.5, peer=626), 0.1968, 0.1144, "h200/once-two.json"),
+    Measured("4 H200, page cache", 4, "cache", Rates(55.0, 87.0, peer=466), 0.4201, 0.1195, "h200/once-four.json"),
+    Measured("2 H100, page cache", 2, "cache", Rates(55.0, 99.0, peer=625), None, 0.118, "h100/replicas-warm.md", 64),
+    Measured("2 other H100, the same", 2, "cache", Rates(53.0, 65.4, peer=600), None, 0.1576, "h100/README.md"),
+    Measured("2 H100, cold disk", 2, "disk", Rates(disk=1.82, peer=600), 10.06, 4.80, "h100/replicas-cold.md"),
+    Measured("4 H200, cold disk", 4, "disk", Rates(disk=2.1, peer=466), 17.2, 4.77, "h200/README.md"),
+)
+
+
+def schedule(total_bytes: float, ranks: int, piece_bytes: int = plan.PIECE_BYTES) -> plan.Schedule:
     """Return the schedule of rank 0, which has all pieces, because all ranks want all bytes."""
     count = max(1, round(total_bytes / TENSOR_BYTES))
     sizes = np.full(count, int(total_bytes) // count)
     files, none = (plan.FileVersion("/checkpoint", int(sizes.sum()), 0),), np.zeros(count, np.int8)
     wants = plan.Wants(files, none.astype(np.int32), np.cumsum(sizes) - sizes, sizes, none, none.astype(bool))
-    return plan.schedule_of([wants], [0] * ranks, range(ranks), 0)
+    return plan.schedule_of([wants], [0] * ranks, range(ranks), 0, piece_bytes)
 
 
 def seconds_alone(total_bytes: float, gpus: int, kind: str, rates: Rates, a_node: int = A_NODE) -> float:
@@ -75,7 +120,15 @@ def seconds_alone(total_bytes: float, gpus: int, kind: str, rates: Rates, a_node
     return total_bytes / GB / min(rates.link, rates.storage(kind, math.ceil(gpus / a_node)) / ranks)
 
 
-def seconds_together(total_bytes: float, gpus: int, kind: str, once: str, rates: Rates, a_node: int = A_NODE) -> float:
+def seconds_together(
+    total_bytes: float,
+    gpus: int,
+    kind: str,
+    once: str,
+    rates: Rates,
+    a_node: int = A_NODE,
+    piece_bytes: int = plan.PIECE_BYTES,
+) -> float:
     """Return the time in which ranks read once, and pass on.
 
     Args:
@@ -85,16 +138,17 @@ def seconds_together(total_bytes: float, gpus: int, kind: str, once: str, rates:
         once: "node" or "job".
         rates: of the cluster.
         a_node: GPUs of a node.
+        piece_bytes: the most bytes of a piece.
     """
     sharing = gpus if once == "job" else min(gpus, a_node)
     rate = min(rates.link, rates.storage(kind, math.ceil(gpus / a_node)) / min(gpus, a_node))
     if sharing == 1:
         return total_bytes / GB / rate
     node_of = [rank // a_node for rank in range(sharing)]
-    agreement_s = rates.agreement_us * 1e-6 * gpus
+    round_s = rates.round_ms * 1e-3 + rates.agreement_us * 1e-6 * gpus
     read_until, passed_until = np.zeros(sharing), 0.0
     rounds: dict[int, list[plan.Piece]] = {}
-    for piece in schedule(total_bytes, sharing).pieces:
+    for piece in schedule(total_bytes, sharing, piece_bytes).pieces:
         rounds.setdefault(piece.round, []).append(piece)
     for pieces in rounds.values():
         moved = np.zeros((2, 2, sharing, 2))  # by phase, by way (within a node, between), by rank, out and in
@@ -108,7 +162,9 @@ def seconds_together(total_bytes: float, gpus: int, kind: str, once: str, rates:
                     moved[phase, way, receiver, 1] += size
         speeds = np.array([rates.peer, rates.nic])[None, :, None, None]
         passing_s = (moved / GB / speeds).max(axis=(1, 2, 3)).sum()
-        passed_until = max(passed_until, read_until[[piece.reader for piece in pieces]].max()) + agreement_s + passing_s
+        of_nodes = np.bincount(node_of, moved[:, 0, :, 0].sum(axis=0))
+        passing_s = max(passing_s, of_nodes.max() / GB / rates.passed)
+        passed_until = max(passed_until, read_until[[piece.reader for piece in pieces]].max()) + round_s + passing_s
     return passed_until
 
 
@@ -117,15 +173,36 @@ def print_predictions(total_bytes: float, counts: list[int], rates: Rates) -> No
     print("| GPUs | storage | each by itself | once a node | once in all |")
     print("|---:|---|---:|---:|---:|")
     for gpus in counts:
-        for kind in ("disk", "shared", "store"):
+        for kind in ("cache", "disk", "shared", "store"):
             each = f"{seconds_alone(total_bytes, gpus, kind, rates):.2f}"
             node, job = (
                 "-"
-                if kind == "disk" and once == "job"
+                if kind in ("cache", "disk") and once == "job"
                 else f"{seconds_together(total_bytes, gpus, kind, once, rates):.2f}"
                 for once in ("node", "job")
             )
             print(f"| {gpus} | {kind} | {each} | {node} | {job} |")
+
+
+def predicted(one: Measured) -> tuple[float, float]:
+    """Return the seconds of loads by each GPU itself, and together."""
+    size, piece_bytes = MEASURED_GB * GB, one.piece_mib << 20
+    return (
+        seconds_alone(size, one.ranks, one.kind, one.rates, one.ranks),
+        seconds_together(size, one.ranks, one.kind, "node", one.rates, one.ranks, piece_bytes),
+    )
+
+
+def print_comparison() -> None:
+    """Print what was measured beside what is predicted from the limits of the same run."""
+    print(f"\nSeconds to load {MEASURED_GB:.2f} GB on each GPU of a node: predicted, measured\n")
+    print("| machine | each by itself | together | source |\n|---|---:|---:|---|")
+    for one in MEASURED:
+        cells = (
+            "-" if seconds is None else f"{by:.3g}, {seconds:.3g} ({by / seconds - 1:+.0%})"
+            for by, seconds in zip(predicted(one), (one.alone_s, one.together_s), strict=True)
+        )
+        print(f"| {one.name} | {' | '.join(cells)} | {one.source} |")
 
 
 # ------------------------------------------------------------------------------------------------ the check
@@ -173,7 +250,22 @@ def measured_rates(path: Path, total_bytes: int) -> Rates:
     said = [disk_s, peer_s, agreements_s[0]]
     dist.broadcast_object_list(said, 0)
     disk, peer = total_bytes / GB / said[0], TENSOR_BYTES / GB / said[1]
-    return Rates(link=disk, disk=disk, peer=peer, nic=peer, agreement_us=said[2] * 1e6 / ranks)
+    return Rates(disk, disk=disk, peer=peer, nic=peer, round_ms=0.0, agreement_us=said[2] * 1e6 / ranks)
+
+
+def passed_in_sum(group: dist.ProcessGroup, ranks: int) -> float:
+    """Return the GB/s of the first ranks together, when each sends to the next one. All call this."""
+    rank = dist.get_rank()
+    sent, received = (torch.zeros(TENSOR_BYTES, dtype=torch.uint8) for _ in range(2))
+
+    def pass_on() -> None:
+        for _ in range(4 if rank < ranks > 1 else 0):
+            sending = dist.isend(sent, (rank + 1) % ranks, group)
+            dist.recv(received, (rank - 1) % ranks, group)
+            sending.wait()
+
+    pass_on()
+    return ranks * 4 * TENSOR_BYTES / GB / timed(pass_on)
 
 
 def check(folder: Path, total_bytes: int) -> None:
@@ -193,17 +285,19 @@ def check(folder: Path, total_bytes: int) -> None:
         gdsdata.load(path, group="auto")  # the first load makes engines and connections
         rates = measured_rates(path, total_bytes)
         if rank == 0:
-            print(f"{total_bytes / GB:.2f} GB, cold, {rates}\n\n| ranks | predicted s | measured s |\n|---:|---:|---:|")
+            print(f"{total_bytes / GB:.2f} GB, cold, {rates}\n")
+            print("| ranks | passed on in sum, GB/s | predicted s | measured s |\n|---:|---:|---:|---:|")
         for count in [2**power for power in range(ranks.bit_length()) if 2**power <= ranks]:
             group = dist.new_group(range(count))
+            rates = rates._replace(passed=passed_in_sum(group, count))
             dist.barrier()
             if rank == 0:
                 evict(path)
             dist.barrier()
             seconds = timed(lambda group=group, count=count: gdsdata.load(path, group=group) if rank < count else None)
             if rank == 0:
-                predicted = seconds_together(total_bytes, count, "disk", "node", rates, a_node=max(count, 1))
-                print(f"| {count} | {predicted:.2f} | {seconds:.2f} |", flush=True)
+                by = seconds_together(total_bytes, count, "disk", "node", rates, a_node=count)
+                print(f"| {count} | {rates.passed:.2f} | {by:.2f} | {seconds:.2f} |", flush=True)
     finally:
         dist.barrier()
         if rank == 0:
@@ -222,7 +316,8 @@ def main() -> None:
     chosen = parser.parse_args()
     if chosen.check:
         return check(chosen.folder, int(chosen.gb * GB))
-    return print_predictions(chosen.gb * GB, chosen.gpus, Rates(*(getattr(chosen, name) for name in Rates._fields)))
+    print_predictions(chosen.gb * GB, chosen.gpus, Rates(*(getattr(chosen, name) for name in Rates._fields)))
+    return print_comparison()
 
 
 if __name__ == "__main__":

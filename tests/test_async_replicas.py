@@ -4,13 +4,12 @@ import ast
 import os
 import re
 import signal
-import time
 
 import pytest
 import torch
 import torch.distributed as dist
 from folder_store import FolderStore, install
-from helpers import MIB, drop_cache
+from helpers import MIB, drop_cache, eventually
 from test_dcp import on_ranks
 from test_read_once import DIRECT, FAILS, changed, digest_of, error_of, read_bytes, two_nodes
 from torch.distributed.device_mesh import init_device_mesh
@@ -20,6 +19,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from gdsdata import AsyncCheckpointer, EngineOptions
 from gdsdata.checkpoint.tensor_reader import TensorReader
 from gdsdata.collective import routes
+from gdsdata.collective.agreement import Agreement
 
 RANKS = 4
 LONG = 700_000
@@ -341,22 +341,25 @@ def test_a_rank_that_dies_is_an_error_on_the_others(owner, name, folder, tmp_pat
 
 
 def _silent(rank, folder, source):
-    """Have rank 1 be silent for longer than the others wait, and restore again afterwards."""
+    """Have rank 1 be silent until rank 0 has given it up, and restore again afterwards."""
+    given_up = folder / "given-up"
 
-    def load_late(reader, *arguments):
-        time.sleep(4)
+    def expect_late(reader, *arguments):
+        assert eventually(given_up.exists, 30)
         return expect(reader, *arguments)
 
-    expect, options = TensorReader.expect, EngineOptions(stall_timeout_s=0.4)
-    with AsyncCheckpointer(source / "one", replicas="auto", options=options) as checkpointer:
-        with changed(TensorReader, "expect", load_late if rank == 1 else expect):
-            error = error_of(lambda: checkpointer.restore(state_of(0)))
-        state = state_of(0)
-        checkpointer.restore(state)
-        return error, digest(state)
+    def lost(agreement, error):
+        given_up.touch()
+        return its_error(agreement, error)
+
+    expect, its_error, options = TensorReader.expect, Agreement.lost, EngineOptions(stall_timeout_s=0.4)
+    checkpointer = AsyncCheckpointer(source / "one", replicas="auto", options=options)
+    with changed(TensorReader, "expect", expect_late if rank == 1 else expect), changed(Agreement, "lost", lost):
+        error = error_of(lambda: checkpointer.restore(state_of(0)))
+    return error, restored(source / "one")[0]
 
 
 def test_a_silent_rank_is_an_error_and_the_ranks_restore_again(folder, tmp_path):
     for error, its in on_ranks(2, _silent, tmp_path, folder):
-        assert error[0] == "RankLost" and "silent for 2 s" in error[1] and error[3] < 15
+        assert error[0] == "RankLost" and "silent for 2 s" in error[1] and error[3] < 20
         assert its == digest(state_of(1))

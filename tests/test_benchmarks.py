@@ -97,6 +97,12 @@ def test_predicted_restores_keep_to_the_rates_of_storage_and_network(restore_tim
     assert slower > job
 
 
+def test_predicted_restores_are_within_a_fifth_of_measured_ones(restore_times):
+    for one in restore_times.MEASURED:
+        for seconds, by in zip((one.alone_s, one.together_s), restore_times.predicted(one), strict=True):
+            assert seconds is None or by == pytest.approx(seconds, rel=0.2), one.name
+
+
 @pytest.mark.slow
 def test_predicted_restores_are_compared_with_loads(tmp_path):
     code, said = torchrun(2, BENCHMARKS / "restore_times.py", "--check", "--gb", 0.2, "--folder", tmp_path)
