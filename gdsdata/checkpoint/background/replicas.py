@@ -48,19 +48,14 @@ class Replicas:
 
     def __init__(self, ranks: Ranks, group: Any) -> None:
         self._ranks = ranks
-
-        def members() -> tuple[int, ...]:
-            # `mine` does not exist yet if the group is none, so all ranks raise then.
-            self._group = group_of(group)
-            found = self._group and torch.distributed.get_process_group_ranks(self._group)
-            return tuple(sorted(found)) if found else (ranks.members[ranks.rank],)
-
-        self._members = ranks.each(members)
+        self._group = ranks.mine(lambda: group_of(group))
+        own = ranks.members[ranks.rank]
+        mine = [own] if self._group is None else torch.distributed.get_process_group_ranks(self._group)
+        self._members = ranks.each(lambda: tuple(sorted(mine)))  # of the groups of all ranks
         self._check_division()
-        firsts = list(dict.fromkeys(its[0] for its in self._members))
-        mine = self._members[ranks.rank]
-        self.place, self.count = firsts.index(mine[0]), len(firsts)
-        self.saves = mine[0] == ranks.members[ranks.rank]
+        first_ranks = list(dict.fromkeys(its[0] for its in self._members))
+        self.place, self.count = first_ranks.index(min(mine)), len(first_ranks)
+        self.saves = min(mine) == own
         self.is_used = self.count < ranks.count
 
     def _check_division(self) -> None:
