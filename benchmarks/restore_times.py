@@ -6,14 +6,14 @@
 The first command prints a table of seconds. It plays the schedule of `gdsdata.load(group=)`
 (`gdsdata.collective.plan`) with the rates that are given, in GB/s:
 
-- A rank reads its pieces in their order, at its share of the storage or of its link. What is in the
-  page cache, all ranks of a node together read at ``--memory``: processors copy it.
+- A rank reads its pieces in their order, at its share of the storage or of its link. From the page
+  cache, all ranks of a node together read at ``--memory``: processors copy it.
 - A round is passed on when all have read it, all have agreed, and the round before is passed on.
 - That takes as long as for the rank that sends or receives most: within a node at ``--peer``,
-  between nodes at ``--nic``, which each GPU has for itself. Over gloo, processors copy here too: all
-  ranks of a node together pass on at most ``--passed``.
-- A round takes ``--round-ms`` of calls besides. Its agreement takes ``--agreement-us`` for each rank,
-  because gloo passes headers around a ring.
+  between nodes at ``--nic``, which each GPU has for itself. Over gloo, processors copy here too:
+  all ranks of a node together pass on at most ``--passed``.
+- A round takes ``--round-ms`` of calls besides. Its agreement takes ``--agreement-us`` for each
+  rank, because gloo passes headers around a ring.
 
 Nothing else costs anything: no metadata of a file system, no allocation, no other job. All ranks
 want all bytes, in tensors of 64 MiB.
@@ -94,7 +94,7 @@ class Measured(NamedTuple):
 
 
 MEASURED_GB = 2**33 / GB
-# The memory of the two machines with H100 was not measured: it is what two ranks read by themselves.
+# The memory of the machines with H100 was not measured: it is what two ranks read by themselves.
 MEASURED = (
     Measured("2 H200, page cache", 2, "cache", Rates(54.9, 89.5, peer=626), 0.1968, 0.1144, "h200/once-two.json"),
     Measured("4 H200, page cache", 4, "cache", Rates(55.0, 87.0, peer=466), 0.4201, 0.1195, "h200/once-four.json"),
@@ -254,7 +254,7 @@ def measured_rates(path: Path, total_bytes: int) -> Rates:
 
 
 def passed_in_sum(group: dist.ProcessGroup, ranks: int) -> float:
-    """Return the GB/s of the first ranks together, when each sends to the next one. All call this."""
+    """Return the GB/s of the first ranks together, if each sends to the next. All call this."""
     rank = dist.get_rank()
     sent, received = (torch.zeros(TENSOR_BYTES, dtype=torch.uint8) for _ in range(2))
 

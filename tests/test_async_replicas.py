@@ -210,7 +210,7 @@ def test_another_number_of_replicas_restores(loads, folder):
 
 
 def _in_a_store(rank, folder):
-    """Have ranks 0 and 1, and 2 and 3, be replicas, so that the second state is not that of rank 1."""
+    """Have ranks 0 and 1, and 2 and 3, be replicas: the second state is not that of rank 1."""
     install(FolderStore(folder / "bucket"))
     pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     arguments = {"replicas": pairs[rank // 2], "upload": "s3://bucket/run"}

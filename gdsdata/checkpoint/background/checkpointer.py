@@ -99,10 +99,10 @@ class AsyncCheckpointer:
             neither for GPUs nor for storage. A state that does not fit into what is left of it is
             copied to the host first. 0: none.
         process_group: of gloo, with all ranks; None: all ranks together make one.
-        replicas: the ranks that have the same state as this one, which it is one of: a process
-            group, a `DeviceMesh` of one dimension (for HSDP that which replicates), or ``"auto"``:
-            the default group (for DDP). The first of them saves. `restore` reads each byte once
-            for all of them. None: each rank saves and restores a state of its own.
+        replicas: this rank and those that have the same state: a process group, or a `DeviceMesh`
+            of one dimension (for HSDP, the one that replicates). ``"auto"``: the default group (for
+            DDP). The first of them saves, and `restore` reads each byte once for all of them. None:
+            each rank saves and restores a state of its own.
         timeout_s: how long ranks wait for one another, in seconds.
         upload: a URL below which complete checkpoints are uploaded, as ``s3://bucket/run``, by a
             thread behind everything else. None: they are not.
@@ -324,7 +324,8 @@ class AsyncCheckpointer:
                 device.
             TypeError: an argument has another type.
             pickle.UnpicklingError: ``weights_only`` forbids something in the checkpoint.
-            SaveAborted: another rank failed; its error is the cause. Replicas raise that error itself.
+            SaveAborted: another rank failed; its error is the cause. Replicas raise that error
+                itself.
             IoError, SaveAborted, ...: an earlier save failed in the background, and nobody has seen
                 its error yet.
             Exception: whatever a ``load_state_dict`` of ``state`` raises.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Values whose words are compared. Of others, only the type is.
+# Values whose words are compared. Only the types of others are.
 _COMPARED = (int, float, complex, str, bytes, type(None), enum.Enum, torch.dtype)
 _GIVE = "give each rank a group of all ranks that have its state, and of no others"
 
@@ -141,7 +141,7 @@ def _first_difference(words: Mapping[int, Mapping[str, str]]) -> str | None:
 
 
 class Described:
-    """What replicas must have in common: the names in a state, and what they name.
+    """The description of a state that replicas have in common: names, and what they name.
 
     Args:
         state: what is saved, by name, with its DTensors.

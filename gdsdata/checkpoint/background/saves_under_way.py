@@ -8,7 +8,10 @@ from typing import Any
 
 
 class SavesUnderWay:
-    """The saves of a program, and other work of the thread that saves. One thread at a time calls it."""
+    """The saves of a program, and other work of the thread that saves.
+
+    One thread at a time may call it; any thread `forget`.
+    """
 
     def __init__(self) -> None:
         self._all: list[Future[Any]] = []
