@@ -122,7 +122,7 @@ class AsyncCheckpointer:
         ValueError: an argument is out of range, ``peers`` differs among the ranks, ``replicas`` is
             no division of all ranks, or both are given.
         TypeError: an argument has another type.
-        SaveAborted: ``peers`` is wrong on another rank, or a rank is gone.
+        SaveAborted: ``peers`` or ``replicas`` is wrong on another rank, or a rank is gone.
     """
 
     def __init__(
