@@ -255,11 +255,13 @@ def measured_rates(path: Path, total_bytes: int) -> Rates:
 
 def passed_in_sum(group: dist.ProcessGroup, ranks: int) -> float:
     """Return the GB/s of the first ranks together, if each sends to the next. All call this."""
+    if ranks == 1:
+        return math.inf
     rank = dist.get_rank()
     sent, received = (torch.zeros(TENSOR_BYTES, dtype=torch.uint8) for _ in range(2))
 
     def pass_on() -> None:
-        for _ in range(4 if rank < ranks > 1 else 0):
+        for _ in range(4 if rank < ranks else 0):
             sending = dist.isend(sent, (rank + 1) % ranks, group)
             dist.recv(received, (rank - 1) % ranks, group)
             sending.wait()
