@@ -13,11 +13,16 @@ import pytest
 import torch
 from helpers import descriptors, eventually, threads
 from long_runs.made_data import KINDS, make
+from object_server import serving
 
 import gdsdata
 from gdsdata import EngineOptions, GDSDataset, Reading
 from gdsdata.checkpoint.background import folder_lock
+from gdsdata.checkpoint.background.manifest import Manifest, SavedFile
+from gdsdata.checkpoint.background.remote_folder import RemoteFolder
+from gdsdata.checkpoint.open_object import read_object
 from gdsdata.errors import CorruptData, IoError
+from gdsdata.storage import objects
 
 
 @pytest.fixture(scope="module")
@@ -96,3 +101,42 @@ def test_a_folder_lock_closes_its_descriptor_once_also_in_a_child_that_is_forked
     monkeypatch.setattr(folder_lock.os, "close", close_and_fork)
     lock.release()
     assert closed == [held]
+
+
+@pytest.fixture
+def server(monkeypatch):
+    with serving(monkeypatch) as running:
+        yield running
+
+
+def test_objects_that_were_loaded_leave_nothing_in_the_process(server):
+    for step in range(3):
+        server.content[f"step-{step}"] = bytes(1000)
+        read_object(server.url(f"step-{step}"))
+        gdsdata.read_tensor(server.url(f"step-{step}"), torch.uint8, (1000,))
+    assert not [url for url in objects._known if "step-" in url]
+
+
+@pytest.mark.parametrize("name", ["x.pt", "x.safetensors"])
+def test_files_that_were_saved_and_loaded_leave_nothing_in_the_process(tmp_path, name):
+    def objects_after(*steps: int) -> int:
+        for step in steps:
+            gdsdata.save({f"layer.{i}": torch.full((i + 1,), step) for i in range(50)}, tmp_path / name)
+            assert gdsdata.load(tmp_path / name)["layer.9"][0] == step
+        gc.collect()
+        return len(gc.get_objects())
+
+    before = objects_after(1, 2)
+    assert objects_after(*range(3, 11)) - before < 50  # of 400 tensors
+
+
+def test_manifests_of_checkpoints_that_were_removed_are_forgotten(monkeypatch):
+    removed = {step: Manifest(step, step, (SavedFile("rank-0-00000000.pt", 3),)) for step in range(5)}
+    folder = RemoteFolder("s3://bucket/run")
+    monkeypatch.setattr("gdsdata.checkpoint.background.remote_folder.read_object", lambda url, _: contents[url])
+    contents = {folder.file(step, "manifest.json"): one.content for step, one in removed.items()}
+    for step, manifest in removed.items():
+        listed = {step: {"manifest.json": (1, f"tag {step}"), "rank-0-00000000.pt": (3, "")}}
+        monkeypatch.setattr(folder, "_list", lambda listed=listed: listed)
+        assert folder.complete() == [manifest]
+        assert list(folder._read.values()) == [manifest]

@@ -5,6 +5,7 @@ import os
 import pickle
 import signal
 import threading
+import weakref
 
 import pytest
 import torch
@@ -212,6 +213,27 @@ def test_what_was_held_off_does_not_come_before_storage_is_asked():
         finally:
             gc.callbacks.remove(note)
     assert before == {0} and kept and others and asked
+
+
+@pytest.mark.parametrize("made", [1, 200], ids=["few objects", "many objects"])
+def test_garbage_of_the_middle_generation_goes_while_a_program_saves_all_the_time(made):
+    class Cycle:
+        def __init__(self):
+            self.itself = self
+
+    gc.collect()
+    gc.set_threshold(100, 5, THRESHOLDS[2])
+    try:
+        alive = []
+        for _ in range(1000):
+            cycle = Cycle()
+            with collector_paused():
+                kept = [[i] for i in range(made)]
+            alive.append(weakref.ref(cycle))
+            del cycle
+        assert kept and sum(one() is not None for one in alive) < 800
+    finally:
+        gc.set_threshold(*THRESHOLDS)
 
 
 def test_the_pause_of_threads_ends_with_the_last_one():

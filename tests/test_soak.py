@@ -62,6 +62,12 @@ def test_bounds_are_by_kind_and_progress_has_none():
     assert judge(rows(grows, "count_batches")) == []
 
 
+def test_a_few_objects_kept_for_each_save_are_found():
+    saves = np.arange(SAMPLES) * 3
+    assert is_flat(203_000 + noise(500), "count_objects")
+    assert not is_flat(203_000 + noise(500) + 5 * saves, "count_objects")
+
+
 def test_few_samples_are_not_judged():
     with pytest.raises(ValueError, match="too few"):
         judge(rows(range(9)))
@@ -120,10 +126,11 @@ def test_a_short_soak_has_no_error(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("leak", ["descriptors", "children", "disk"])
+@pytest.mark.parametrize("leak", ["descriptors", "children", "disk", "objects"])
 def test_a_leak_that_is_made_on_purpose_is_found(tmp_path, leak):
     assert leak in LEAKS
     code, said = soak(tmp_path, "--leak", leak)
-    series = {"descriptors": "fd_other", "children": "children", "disk": "disk_temporary_mib"}[leak]
+    of_leaks = {"descriptors": "fd_other", "disk": "disk_temporary_mib", "objects": "count_objects"}
+    series = of_leaks.get(leak, leak)
     (line,) = (line for line in said.splitlines() if line.startswith(f"{series}:"))
     assert code == 1 and line.endswith("NOT FLAT"), said

@@ -30,8 +30,9 @@ def collector_paused() -> Iterator[None]:
     3000 tensors, which takes 150 ms, would have a full collection. `TensorReader` and `FileWriter`
     resume the collector while they wait for storage.
 
-    At the end the youngest generation, the objects of the pause, is collected. Otherwise the next
-    object would cause the full collection that the pause has held off, in this thread.
+    If a collection is due at the end, the objects of the pause are collected, and the middle
+    generation in its turn. Otherwise the next object would cause the full collection that the pause
+    has held off, in this thread.
     """
     yield from _while(pausing=True)
 
@@ -40,8 +41,8 @@ def collector_paused() -> Iterator[None]:
 def collector_resumed() -> Iterator[None]:
     """Resume the collector within `collector_paused` while waiting for storage.
 
-    Other threads may train meanwhile, and make garbage. The youngest generation is collected at
-    once, as at the end of a pause, before this thread asks storage for anything.
+    Other threads may train meanwhile, and make garbage. If a collection is due, the youngest
+    generation is collected at once, before this thread asks storage for anything.
     """
     yield from _while(pausing=False)
 
@@ -50,19 +51,26 @@ def _while(pausing: bool) -> Iterator[None]:
     thread = threading.get_ident()
     before = thread in _pausing
     if before and not pausing:
-        _collect_youngest()
+        _collect_if_due(oldest=0)
     try:
         _set(thread, pausing)
         yield
         if pausing and not before:
-            _collect_youngest()
+            _collect_if_due(oldest=1)
     finally:
         _set(thread, before)
 
 
-def _collect_youngest() -> None:
+def _collect_if_due(oldest: int) -> None:
+    """Do what the next object would cause, but for generations older than ``oldest``.
+
+    A collection resets the count of new objects. So one that is not due would put off the turn of
+    the older generations, for good in a program that saves or loads all the time.
+    """
     if gc.isenabled() and _usual > 0:  # else the program wants no collections
-        gc.collect(0)
+        new_objects, young_collections, _ = gc.get_count()
+        if new_objects > _usual:
+            gc.collect(min(oldest, int(young_collections > gc.get_threshold()[1])))
 
 
 def _set(thread: int, pausing: bool) -> None:

@@ -44,13 +44,12 @@ class OpenObject(OpenFile):
     ends_bytes = 256 << 10
 
     def __init__(self, url: str) -> None:
-        from gdsdata.storage.objects import renew  # late: see `urls`
-        from gdsdata.storage.opened import open_file
+        from gdsdata.storage.objects import newest  # late: see `urls`
+        from gdsdata.storage.remote_file import RemoteFile
 
         self.path = url
         try:
-            renew(url)  # this program may have saved it again
-            self._opened = open_file(url, at_random=True)
+            self._opened = RemoteFile(url, newest(url))
         except FileNotFoundError as error:
             raise missing(url, str(error)) from error
         self.seen = self._opened.size_bytes, self._opened.mtime_ns

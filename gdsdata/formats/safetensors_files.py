@@ -71,7 +71,8 @@ def _read_headers(paths: list[str]) -> Iterator[ArrayFile]:
             data_begin = safetensors_header.data_offset(head[:LENGTH_BYTES], path, size)
             if data_begin > len(head):
                 (head,), _, _ = read_heads([path], data_begin)
-            header = safetensors_header.parse(head[LENGTH_BYTES:data_begin], path, data_begin, size)
+            text = head[LENGTH_BYTES:data_begin]
+            header = safetensors_header.parse(text, path, data_begin, size, is_repeated=True)
             yield ArrayFile(path, size, mtime, _arrays(header), data_begin)
 
 

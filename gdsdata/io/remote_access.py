@@ -96,8 +96,7 @@ def table_of(url: str) -> engine.FileTable:
         FileNotFoundError, PermissionError, IoError: as the store raises them.
     """
     objects = importlib.import_module(".storage.objects", "gdsdata")
-    objects.renew(url)
-    identity = objects.identity_of(url)
+    identity = objects.newest(url)
     return engine.table_of([url], [(identity.size_bytes, identity.version)], [None])
 
 

@@ -89,19 +89,15 @@ def identity_of(url: str) -> Identity:
     return identities([url])[0]
 
 
-def renew(url: str) -> None:
-    """Ask for the version of an object that may have been replaced, and keep that one.
+def newest(url: str) -> Identity:
+    """Return the version that the store has now. It is not kept.
 
     Raises:
         FileNotFoundError, PermissionError, IoError: as the store raises them.
     """
     store, location = store_of(url)
-    try:
-        info = store.head(location.key)
-    except FileNotFoundError:
-        _known.pop(url, None)
-        raise
-    _known[url] = Identity(info.size_bytes, info.tag)
+    info = store.head(location.key)
+    return Identity(info.size_bytes, info.tag)
 
 
 def sizes_and_versions(urls: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -145,9 +141,7 @@ def _is_known_to_lack(url: str) -> bool:
 def _head(url: str) -> Identity | None:
     if _is_known_to_lack(url):
         return None
-    store, location = store_of(url)
     try:
-        info = store.head(location.key)
+        return newest(url)
     except FileNotFoundError:
         return None
-    return Identity(info.size_bytes, info.tag)

@@ -45,6 +45,10 @@ class RemoteFile:
 
     It reads ahead by itself, so that a walk over a whole object takes few requests.
 
+    Args:
+        path: the URL.
+        identity: the version to read; None: the one that this process knows, or the newest.
+
     Raises:
         FileNotFoundError: there is none.
         IoError: the store refuses.
@@ -52,9 +56,9 @@ class RemoteFile:
 
     walks_ahead = True
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, identity: objects.Identity | None = None) -> None:
         self.path = path
-        self._identity = objects.identity_of(path)
+        self._identity = objects.identity_of(path) if identity is None else identity
         self.size_bytes, self.mtime_ns = self._identity.size_bytes, self._identity.version
         self._stretches: list[_Stretch] = []  # by their begins; none overlaps another
         self._ages: list[_Stretch] = []  # the same, the oldest first

@@ -27,7 +27,7 @@ BOUNDS = {
     "threads": Bound(0.1, 3),
     "children": Bound(0.1, 2),
     "disk": Bound(0.1, 6),
-    "count_objects": Bound(0.05, 4000),
+    "count_objects": Bound(0.02, 4000),
 }
 
 

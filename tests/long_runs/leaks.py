@@ -51,4 +51,9 @@ class Disk(Leak):
         return file.name
 
 
+class Objects(Leak):
+    def make(self) -> object:
+        return [[] for _ in range(100)]
+
+
 LEAKS: dict[str, Callable[[], Leak]] = {kind.__name__.lower(): kind for kind in Leak.__subclasses__()}

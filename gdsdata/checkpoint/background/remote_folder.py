@@ -37,7 +37,7 @@ class RemoteFolder:
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
         self._lock = threading.Lock()  # guards _read
-        self._read: dict[tuple[int, str], Manifest] = {}  # by step and tag
+        self._read: dict[tuple[int, str], Manifest] = {}  # of what was there last, by step and tag
 
     def folder_of(self, step: int) -> str:
         """Return the URL of a step's folder."""
@@ -122,6 +122,9 @@ class RemoteFolder:
         with_manifest = [(step, there) for step, there in listed.items() if MANIFEST in there]
         with ThreadPoolExecutor(_MANIFESTS_AT_A_TIME, thread_name_prefix="gdsdata-manifests") as threads:
             found = list(threads.map(lambda one: self._manifest_of(one[0], one[1][MANIFEST][1]), with_manifest))
+        there_now = {(step, there[MANIFEST][1]) for step, there in with_manifest}
+        with self._lock:
+            self._read = {place: manifest for place, manifest in self._read.items() if place in there_now}
         complete = [
             manifest
             for manifest, (_, there) in zip(found, with_manifest, strict=True)

@@ -111,7 +111,7 @@ def data_offset(head: bytes, path: str, size_bytes: int, begin: int = 0) -> int:
     return begin + LENGTH_BYTES + length_bytes
 
 
-def parse(text: bytes, path: str, data_begin: int, size_bytes: int) -> Header:
+def parse(text: bytes, path: str, data_begin: int, size_bytes: int, is_repeated: bool = False) -> Header:
     """Return the header that the JSON ``text`` is.
 
     Args:
@@ -119,6 +119,7 @@ def parse(text: bytes, path: str, data_begin: int, size_bytes: int) -> Header:
         path: named in errors.
         data_begin: where the data begins in the file.
         size_bytes: of the file.
+        is_repeated: other files may have the same header: keep it, if it is short.
 
     Raises:
         CorruptData: it is none, or the tensors do not lie one behind the other up to the file's
@@ -127,7 +128,7 @@ def parse(text: bytes, path: str, data_begin: int, size_bytes: int) -> Header:
     """
     begin = data_begin - len(text)
     try:
-        header = (_parse_again if len(text) <= _SHORT_BYTES else _parse)(text)
+        header = (_parse_again if is_repeated and len(text) <= _SHORT_BYTES else _parse)(text)
     except _NotInTorch as error:
         raise ValueError(f"'{path}': {error}") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -182,7 +183,8 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
 
 
-# A hundred thousand samples that were saved alike have one header.
+# A hundred thousand samples that were saved alike have one header. Checkpoints have checksums in
+# theirs, so no two are alike.
 _SHORT_BYTES = 16 * 1024
 _parse_again = lru_cache(maxsize=256)(_parse)
 
