@@ -30,8 +30,6 @@ from long_runs.sampler import Sampler  # noqa: E402
 from long_runs.store import Client, Store  # noqa: E402
 
 SUBFOLDERS = ("data", "cache", "checkpoints", "checkpoints-elsewhere", "saved", "index", "temporary")
-HANG_S = 240  # no turn ends for so long
-END_S = 240  # from the last turn to the end of the program
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
@@ -43,6 +41,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, help="for data and checkpoints; default: a temporary one")
     parser.add_argument("--out", type=Path, default=HERE.parent / "build" / "soak", help="for the samples and the plot")
     parser.add_argument("--every-s", type=float, help="from sample to sample; default: 5, or a 60th of the time")
+    parser.add_argument("--hang-s", type=float, default=240.0, help="of a turn or the end: more on a busy machine")
     parser.add_argument("--leak", choices=sorted(LEAKS), help="leak this on purpose")
     return parser.parse_args(given)
 
@@ -69,8 +68,11 @@ def start(settings: dict[str, Any], folder: Path, store: Store) -> subprocess.Po
     return subprocess.Popen([sys.executable, "-m", "long_runs.subject", str(path)], env=environment)
 
 
-def watch(program: subprocess.Popen, sampler: Sampler, seconds: float, every_s: float) -> str:
-    """Sample until the program ends, and return what was wrong, or ""."""
+def watch(program: subprocess.Popen, sampler: Sampler, seconds: float, every_s: float, hang_s: float) -> str:
+    """Sample until the program ends, and return what was wrong, or "".
+
+    It hangs if a thread ends no turn for ``hang_s``, or if it does not end that long after its time.
+    """
     began = time.monotonic()
     turns: dict[str, tuple[float, float]] = {}  # of each thread, and when they changed
     while program.poll() is None:
@@ -83,12 +85,14 @@ def watch(program: subprocess.Popen, sampler: Sampler, seconds: float, every_s: 
             if name.startswith("count_turns_") and turns.get(name, (-1,))[0] != count:
                 turns[name] = count, now
         changed = min((when for _, when in turns.values()), default=began)
-        if now - changed > HANG_S or now - began > seconds + END_S:
+        if now - changed > hang_s or now - began > seconds + hang_s:
             program.send_signal(signal.SIGUSR1)  # it shows its stacks
             time.sleep(2)
             program.kill()
             program.wait()
-            return f"a thread has ended no turn for {HANG_S} s" if now - changed > HANG_S else "the program did not end"
+            return (
+                f"a thread has ended no turn for {hang_s:g} s" if now - changed > hang_s else "the program did not end"
+            )
         time.sleep(every_s)
     code = program.wait()
     return "" if code == 0 else f"the program ended with {code}"
@@ -121,12 +125,12 @@ def run(given: argparse.Namespace, folder: Path) -> int:
     settings = {
         "folder": str(folder), "seconds": seconds, "cores": given.cores, "seed": given.seed, "leak": given.leak,
         "device": device_of(given.device), "endpoint_url": store.endpoint_url, "store_pid": store.process.pid,
-        "counts": str(folder / "counts.json"),
+        "counts": str(folder / "counts.json"), "child_s": given.hang_s / 2,
     }  # fmt: skip
     program = start(settings, folder, store)
     sampler = Sampler(program.pid, folder, folder / "counts.json", given.out / "samples.csv", SUBFOLDERS)
     try:
-        problem = watch(program, sampler, seconds, given.every_s or min(5.0, seconds / 60))
+        problem = watch(program, sampler, seconds, given.every_s or min(5.0, seconds / 60), given.hang_s)
         injected = Client(store.endpoint_url).counts()["faults"]
     finally:
         if program.poll() is None:

@@ -32,7 +32,6 @@ PASSING = (
 )
 LASTING = ("status_403", "status_404", "other_version", "whole")
 CACHE_BYTES = 6 * 2**20
-CHILD_S = 120  # a forked child that takes longer hangs
 
 
 class Reader(Workload):
@@ -301,7 +300,7 @@ class ForkedReads(LoaderEpochs):
         if child == 0:
             self.in_child(made, dataset)
         self.checked(made, batches)
-        code = code_of(child)
+        code = code_of(child, self.world.child_s)
         assert code == 0, f"a forked child ended with {code}"
         self.counts.add(forks=1)
 
@@ -317,9 +316,9 @@ class ForkedReads(LoaderEpochs):
             os._exit(code)
 
 
-def code_of(child: int) -> int:
+def code_of(child: int, most_s: float) -> int:
     """Wait for a child, and return its exit code. One that hangs shows its stacks and is killed."""
-    until = time.monotonic() + CHILD_S
+    until = time.monotonic() + most_s
     while time.monotonic() < until:
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:
@@ -329,4 +328,4 @@ def code_of(child: int) -> int:
     time.sleep(2)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    raise AssertionError(f"a forked child still ran after {CHILD_S} s; its stacks are on stderr")
+    raise AssertionError(f"a forked child still ran after {most_s:g} s; its stacks are on stderr")

@@ -46,7 +46,7 @@ class Worker:
     def __init__(self, place: int, settings: dict[str, Any], counts: Counts, pace: Pace) -> None:
         random = Random(f"{settings['seed']} {place}")
         client = Client(settings["endpoint_url"])
-        self.world = World(Path(settings["folder"]), settings["device"], client, random, counts)
+        self.world = World(Path(settings["folder"]), settings["device"], client, random, counts, settings["child_s"])
         self.workloads = [kind(self.world) for kind in THREADS[place]]
         self.place, self.pace, self.errors = place, pace, 0
         self.leak = LEAKS[settings["leak"]]() if settings["leak"] and place == 0 else None

@@ -76,10 +76,14 @@ class World:
         device: of batches, but for those of other processes.
         random: of this workload alone.
         counts: of all.
+        child_s: a forked child that takes longer hangs.
     """
 
-    def __init__(self, folder: Path, device: str, client: Client, random: Random, counts: Counts) -> None:
+    def __init__(
+        self, folder: Path, device: str, client: Client, random: Random, counts: Counts, child_s: float
+    ) -> None:
         self.folder, self.device, self.client, self.random, self.counts = folder, device, client, random, counts
+        self.child_s = child_s
 
     def subfolder(self, *names: str) -> Path:
         folder = self.folder.joinpath(*names)
