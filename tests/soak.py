@@ -71,7 +71,7 @@ def start(settings: dict[str, Any], folder: Path, store: Store) -> subprocess.Po
 def watch(program: subprocess.Popen, sampler: Sampler, seconds: float, every_s: float, hang_s: float) -> str:
     """Sample until the program ends, and return what was wrong, or "".
 
-    It hangs if a thread ends no turn for ``hang_s``, or if it does not end that long after its time.
+    It hangs if a thread ends no turn for ``hang_s``, or if it ends later than that after its time.
     """
     began = time.monotonic()
     turns: dict[str, tuple[float, float]] = {}  # of each thread, and when they changed

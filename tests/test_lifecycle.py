@@ -613,3 +613,37 @@ def test_other_threads_run_while_one_waits_for_a_batch(tmp_path, storage):
         time.sleep(0.005)
         ticks += 1
     assert ticks > 10 and waiting.result().shape == (4, RECORD_BYTES)
+
+
+FORKS_DURING_AN_IMPORT = """
+import importlib, os, signal, sys, threading, time
+from importlib.machinery import ModuleSpec
+
+class Slow:
+    def find_spec(self, name, path, target=None):
+        return ModuleSpec(name, self) if name == "gdsdata.slow" else None
+    def create_module(self, spec):
+        return None
+    def exec_module(self, module):
+        begun.set()
+        forking.wait()
+        time.sleep(0.2)  # until after a fork that does not wait
+
+begun, forking = threading.Event(), threading.Event()
+sys.meta_path.insert(0, Slow())
+import gdsdata.io.engine
+os.register_at_fork(before=forking.set)  # called before those that were registered earlier
+other = threading.Thread(target=importlib.import_module, args=["gdsdata.slow"])
+other.start()
+begun.wait()
+if (child := os.fork()) == 0:
+    signal.alarm(10)  # ends the child, if its import waits for a thread that it does not have
+    importlib.import_module("gdsdata.slow")
+    os._exit(0)
+other.join()
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_child_that_is_forked_while_a_thread_imports_a_module_can_import_it_too():
+    assert run_script(FORKS_DURING_AN_IMPORT) == (0, "0\n", "")

@@ -11,10 +11,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from helpers import eventually, exit_code_of_fork
 
 import gdsdata
 from gdsdata import progress_bars
+from gdsdata.checkpoint.urls import last_part
 from gdsdata.formats.shards import Shard
 from gdsdata.formats.unpacking import unpacked
 from gdsdata.progress_bars import bar, current
@@ -263,3 +265,30 @@ def test_a_restore_has_a_bar_and_saves_in_the_background_have_none(bars, tmp_pat
         assert bars == []
         checkpointer.restore({"a": torch.zeros(1000)})
     assert [(one.what, one.done, one.total) for one in bars] == [("restoring a checkpoint", 4000, 4000)]
+
+
+def test_saves_and_loads_of_dcp_count_the_bytes_of_tensors(bars, tmp_path):
+    state = {"a": torch.arange(100_000), "b": torch.ones(30_000), "step": 3}
+    dcp.save(state, storage_writer=gdsdata.GDSStorageWriter(tmp_path / "step-3/"), no_dist=True)
+    dcp.load(dict(state), storage_reader=gdsdata.GDSStorageReader(tmp_path / "step-3"), no_dist=True)
+    saved, loaded = bars
+    assert (saved.what, loaded.what) == ("saving step-3", "loading step-3")
+    assert saved.total == os.path.getsize(tmp_path / "step-3/__0_0.distcp") and 920_000 <= saved.done <= saved.total
+    assert loaded.done == loaded.total and 920_000 <= loaded.done < 925_000  # and the step
+
+
+def test_saves_of_dcp_in_the_background_and_other_ranks_have_no_bar(bars, tmp_path, monkeypatch):
+    state = {"a": torch.arange(1000)}
+    dcp.async_save(state, storage_writer=gdsdata.GDSStorageWriter(tmp_path / "a"), no_dist=True).result()
+    monkeypatch.setenv("RANK", "1")
+    dcp.save(state, storage_writer=gdsdata.GDSStorageWriter(tmp_path / "b"), no_dist=True)
+    dcp.load(state, storage_reader=gdsdata.GDSStorageReader(tmp_path / "b"), no_dist=True)
+    assert bars == []
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [("run/step-3/", "step-3"), ("a.pt", "a.pt"), ("s3://bucket/run/a.pt?X-Signature=secret", "a.pt")],
+)
+def test_a_bar_names_the_last_part_of_a_path(path, name):
+    assert last_part(path) == name

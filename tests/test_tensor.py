@@ -17,7 +17,7 @@ import torch
 from helpers import MIB, drop_cache, in_new_process, random_bytes, write_records
 
 import gdsdata
-from gdsdata import GDSDataset, read_tensor, write_tensor
+from gdsdata import Engine, GDSDataset, read_tensor, write_tensor
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.formats import Records
 from gdsdata.io import calibration
@@ -164,11 +164,23 @@ def test_threads_may_read_and_write_at_once(tmp_path):
 # --------------------------------------------------------------------------------------- whole files and parts
 
 
+def test_a_tensor_without_an_offset_replaces_a_longer_file(tmp_path):
+    path = tmp_path / "x"
+    path.write_bytes(b"a" * 1000)
+    with open(path, "rb") as reader:
+        write_tensor(tensor_of(b"b" * 10), path)
+        assert path.read_bytes() == b"b" * 10 and reader.read() == b"a" * 1000
+    path.write_bytes(b"a" * 1000)
+    with Engine() as engine:
+        engine.write(path, tensor_of(b"c" * 10)).result()
+    assert path.read_bytes() == b"c" * 10
+
+
 def test_a_tensor_that_makes_the_whole_file_replaces_it_and_others_write_over_it(tmp_path):
     path = tmp_path / "x"
     write_tensor(tensor_of(b"a" * 1000), path)
     before = path.stat().st_ino
-    write_tensor(tensor_of(b"b" * 10), path)
+    write_tensor(tensor_of(b"b" * 10), path, 0)
     write_tensor(tensor_of(b"c" * 10), path, 990)
     assert path.stat().st_ino == before and path.read_bytes() == b"b" * 10 + b"a" * 980 + b"c" * 10
     with open(path, "rb") as reader:

@@ -18,7 +18,7 @@ from gdsdata.checkpoint.gc_pause import collector_paused
 from gdsdata.checkpoint.open_file import OpenFile
 from gdsdata.checkpoint.open_object import open_path
 from gdsdata.checkpoint.tree import first_device
-from gdsdata.checkpoint.urls import is_url
+from gdsdata.checkpoint.urls import is_url, last_part
 from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
 from gdsdata.progress_bars import bar
@@ -83,7 +83,7 @@ def save(value: Any, path: str | os.PathLike[str], *, options: EngineOptions | N
         engine.kept_engine(options, torch.device("cpu")).prepare()
     from gdsdata.observe.times import note_checkpoint_stall
 
-    with bar(f"saving {_shown(path)}"):
+    with bar(f"saving {last_part(path)}"):
         if path.endswith(".safetensors"):
             from gdsdata.checkpoint import safetensors_file
 
@@ -224,16 +224,11 @@ def _load(
         engine.kept_engine(options, first).prepare()
     from gdsdata.checkpoint import loading
 
-    with bar(f"loading {_shown(path)}"):
+    with bar(f"loading {last_part(path)}"):
         if into is None:
             return loading.load_new(file, target, only, dtype, verify, weights_only, options, together)
         loading.load_into(file, into, only, dtype, strict, verify, weights_only, options, together)
         return into
-
-
-def _shown(path: str) -> str:
-    """Return the last part of a path or URL, without a query, which may have secrets."""
-    return os.path.basename(path.partition("?")[0] if is_url(path) else path)
 
 
 def _bytes_with(file: OpenFile) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -47,3 +48,8 @@ def store_and_key(url: str) -> tuple[Store, str]:
 def joined(url: str, *names: str) -> str:
     """Return the URL of something below a folder."""
     return "/".join([url.rstrip("/"), *names])
+
+
+def last_part(path: str) -> str:
+    """Return the last part of a path or URL, without a query, which may have secrets."""
+    return os.path.basename((path.partition("?")[0] if is_url(path) else path).rstrip("/"))

@@ -19,7 +19,10 @@ import torch
 
 from gdsdata import torch_private
 from gdsdata.errors import BackendUnavailable
-from gdsdata.io import program_end  # noqa: F401 (registers its exit handler first, so that it is called last)
+from gdsdata.io import (
+    imports_at_fork,  # noqa: F401 (forks wait for imports)
+    program_end,  # noqa: F401 (registers its exit handler first, so that it is called last)
+)
 from gdsdata.io.conversions import conversion_of, conversion_on
 from gdsdata.io.dlpack_types import DLPACK_TYPES
 from gdsdata.io.memory_budget import available_bytes, processes_here, share_bytes

@@ -101,7 +101,11 @@ class Engine:
         return reads.read(os.fspath(path), into, offset, before, priority == "background")
 
     def write(
-        self, path: str | os.PathLike[str], tensor: torch.Tensor, offset: int = 0, priority: str = "background"
+        self,
+        path: str | os.PathLike[str],
+        tensor: torch.Tensor,
+        offset: int | None = None,
+        priority: str = "background",
     ) -> Future[None]:
         """Write a tensor as `write_tensor` does; it is on storage when the future is done.
 
@@ -116,7 +120,7 @@ class Engine:
         """
         _check_plain(tensor, "write")
         plain = _plain(tensor)
-        engine, before = self._asked(plain, path, offset, priority)
+        engine, before = self._asked(plain, path, offset or 0, priority)
         timeout_s, is_background = self.options.stall_timeout_s, priority == "background"
         return self._writes.submit(_write, engine, plain, os.fspath(path), offset, before, is_background, timeout_s)
 
@@ -210,16 +214,21 @@ def read_tensor(
 
 
 def write_tensor(
-    tensor: torch.Tensor, path: str | os.PathLike[str], offset: int = 0, *, options: EngineOptions | None = None
+    tensor: torch.Tensor,
+    path: str | os.PathLike[str],
+    offset: int | None = None,
+    *,
+    options: EngineOptions | None = None,
 ) -> None:
     """Write a tensor's bytes (native byte order, contiguous) to ``path``.
 
     They are on storage when this returns.
 
-    A tensor that makes a whole file (``offset`` 0, and no longer file there) replaces it
-    atomically. After a crash at any moment the path names the old file or the new one. The new file
-    has the old one's mode. Otherwise the bytes are written over ``path`` from ``offset`` on, and a
-    crash meanwhile may leave a part of them.
+    Without ``offset`` the tensor becomes the whole file, which replaces an existing one atomically.
+    After a crash at any moment the path names the old file or the new one. The new file has the old
+    one's mode. With an ``offset`` the bytes are written over ``path`` from there on. The file's
+    other bytes stay, and a crash meanwhile may leave a part of the new ones. A tensor at offset 0
+    that reaches the file's end replaces the file, too.
 
     Stream semantics: on a GPU, the tensor is read after the work that its current stream has at the
     call.
@@ -227,7 +236,7 @@ def write_tensor(
     Args:
         tensor: of any dtype and strides; its bytes are written as those of a contiguous one.
         path: of the file.
-        offset: in bytes; needs no alignment.
+        offset: in bytes; needs no alignment. None: the tensor is the whole file.
         options: of the engine.
 
     Raises:
@@ -240,7 +249,7 @@ def write_tensor(
         TypeError: ``tensor`` is no tensor.
     """
     _check_plain(tensor, "write")
-    _check_range(offset, tensor.nbytes)
+    _check_range(offset or 0, tensor.nbytes)
     plain = _plain(tensor)
     path = os.fspath(path)
     options = options or _DEFAULTS
@@ -272,18 +281,23 @@ def _write(
     engine: Any,
     tensor: torch.Tensor,
     path: str,
-    offset: int,
+    offset: int | None,
     before: Any,
     background: bool,
     stall_timeout_s: float,
 ) -> None:
     if is_remote(path):
         raise ValueError(f"{path}: an object is written whole, not in parts: use gdsdata.save(tensor, {path!r})")
-    makes_whole_file = os.path.getsize(path) <= tensor.nbytes if os.path.isfile(path) else not os.path.exists(path)
-    if offset == 0 and makes_whole_file:
+    if offset:
+        makes_whole_file = False
+    elif os.path.isfile(path):
+        makes_whole_file = offset is None or os.path.getsize(path) <= tensor.nbytes
+    else:
+        makes_whole_file = not os.path.exists(path)  # a device stays one
+    if makes_whole_file:
         engine.write_whole(path, tensor, before, background, stall_timeout_s)
     else:
-        engine.write_range(path, offset, tensor, before, background, stall_timeout_s)
+        engine.write_range(path, offset or 0, tensor, before, background, stall_timeout_s)
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:

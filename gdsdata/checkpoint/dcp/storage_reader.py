@@ -30,9 +30,10 @@ from gdsdata.checkpoint.open_file import OpenFile, missing
 from gdsdata.checkpoint.stored import Record, Stored
 from gdsdata.checkpoint.tensor_reader import TensorReader
 from gdsdata.checkpoint.tree import first_device
-from gdsdata.checkpoint.urls import is_url
+from gdsdata.checkpoint.urls import is_url, last_part
 from gdsdata.errors import CorruptData
 from gdsdata.io.options import EngineOptions
+from gdsdata.progress_bars import bar
 
 if TYPE_CHECKING:
     from gdsdata.collective.transfers import SharedReads
@@ -116,15 +117,16 @@ class GDSStorageReader(FileSystemReader):
     @collector_paused()
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read everything that a plan wants; it is in place when this returns."""
-        if (group := getattr(planner, "read_once", False)) is False:
-            self._read(plan, planner, None)
-        else:
-            from gdsdata.collective.transfers import reads_together
+        with bar(f"loading {last_part(os.fspath(self.path))}"):
+            if (group := getattr(planner, "read_once", False)) is False:
+                self._read(plan, planner, None)
+            else:
+                from gdsdata.collective.transfers import reads_together
 
-            group, call = "auto" if group is True else group, {"call": "dcp.load", "verify": self.verify}
-            once = getattr(planner, "once", None)
-            with reads_together(group, once, call, self.options.stall_timeout_s) as together:
-                self._read(plan, planner, together)
+                group, call = "auto" if group is True else group, {"call": "dcp.load", "verify": self.verify}
+                once = getattr(planner, "once", None)
+                with reads_together(group, once, call, self.options.stall_timeout_s) as together:
+                    self._read(plan, planner, together)
         future: Future[None] = Future()
         future.set_result(None)
         return future

@@ -11,6 +11,7 @@ import fnmatch
 import io
 import os
 import pickle
+import threading
 import uuid
 from collections.abc import Iterable
 from pathlib import Path
@@ -30,9 +31,10 @@ from gdsdata.checkpoint.file_writer import Extent, prepare_engine, sync_folder
 from gdsdata.checkpoint.gc_pause import collector_paused
 from gdsdata.checkpoint.tensor_kinds import has_own_memory
 from gdsdata.checkpoint.torch_zip.tensor_archives import TensorArchive, archive_of, write_archives
-from gdsdata.checkpoint.urls import is_url
+from gdsdata.checkpoint.urls import is_url, last_part
 from gdsdata.checkpoint.writers import writer_of
 from gdsdata.io.options import EngineOptions
+from gdsdata.progress_bars import Bar, bar
 from gdsdata.torch_private import dcp_storage_info
 
 StorageInfo = dcp_storage_info()
@@ -123,8 +125,15 @@ class GDSStorageWriter(FileSystemWriter):
         """Write this rank's file; it is on storage when this returns."""
         name = f"{plan.storage_data.prefix}{self._number()}.distcp"
         future: Future[list[WriteResult]] = Future()
-        future.set_result(self.write_items(name, ((item, planner.resolve_data(item)) for item in plan.items)))
+        with self._bar():
+            future.set_result(self.write_items(name, ((item, planner.resolve_data(item)) for item in plan.items)))
         return future
+
+    def _bar(self) -> contextlib.AbstractContextManager[Bar | None]:
+        """Return a progress bar; none in a thread of `async_save`, which nobody waits for."""
+        if threading.current_thread() is not threading.main_thread():
+            return contextlib.nullcontext()
+        return bar(f"saving {last_part(os.fspath(self.path))}")
 
     def write_items(self, name: str, items: Iterable[tuple[WriteItem, Any]]) -> list[WriteResult]:
         """Write a file of items, if there are any; it is on storage when this returns.
