@@ -16,10 +16,9 @@ from gdsdata.bench import run as bench_run
 from gdsdata.bench.cases.latency import report
 from gdsdata.bench.cases.latency.case import Latency
 from gdsdata.bench.cases.latency.row import LEAST_ITERATIONS
-from gdsdata.bench.data import made
 from gdsdata.bench.data.pieces import random_bytes
 from gdsdata.bench.harness import tables
-from gdsdata.bench.harness.folders import MARKER, OwnFolder
+from gdsdata.bench.harness.folders import temporary_folder
 from gdsdata.bench.measure import device, intervals, system
 from gdsdata.bench.peers import registry
 from gdsdata.bench.peers.by_hand import files
@@ -204,97 +203,45 @@ def test_python_goes_by_way_of_pinned_memory_to_a_gpu(tmp_path, monkeypatch):
 # ------------------------------------------------------------------------------------------------ its folder
 
 
-def test_a_folder_with_other_files_is_refused_by_name_and_nothing_is_removed(tmp_path):
-    folder = tmp_path / "data" / "latency"
-    folder.mkdir(parents=True)
-    (folder / "thesis.tex").write_text("years of work")
-    (folder / "tensor-read-4096.bin").write_text("named like one of ours, but no marker says so")
-    with pytest.raises(
-        made.DataError, match=r"not the bench's: tensor-read-4096\.bin, thesis\.tex\. Nothing was remov"
-    ):
-        bench_run.main(small(tmp_path), tmp_path)
-    assert sorted(os.listdir(folder)) == ["tensor-read-4096.bin", "thesis.tex"]
-    (folder / MARKER).write_text("{}")
-    with pytest.raises(made.DataError, match=r"not the bench's: thesis\.tex\. Nothing"):
-        bench_run.main(small(tmp_path), tmp_path)
-    assert (folder / "thesis.tex").read_text() == "years of work" and len(os.listdir(folder)) == 3
-
-
-def test_folders_and_links_are_never_its_own(tmp_path):
-    precious = tmp_path / "precious"
-    precious.write_text("x")
-    folder = tmp_path / "own"
-    folder.mkdir()
-    (folder / MARKER).write_text("{}")
-    (folder / "tensor-a.bin").symlink_to(precious)
-    (folder / "tensor-b.bin").mkdir()
-    with pytest.raises(made.DataError, match=r"tensor-a\.bin, tensor-b\.bin"), OwnFolder(folder):
-        pass
-    (tmp_path / "link").symlink_to(tmp_path)
-    with pytest.raises(made.DataError, match="is a link or a file"), OwnFolder(tmp_path / "link"):
-        pass
-    assert precious.read_text() == "x" and (folder / "tensor-b.bin").is_dir()
-
-
-def test_files_go_after_an_error_and_strangers_that_came_meanwhile_stay(tmp_path):
-    folder = tmp_path / "own"
-    with pytest.raises(RuntimeError, match="in the middle"), OwnFolder(folder) as own:
+def test_a_runs_folder_goes_after_an_error_and_no_other_file_is_touched(tmp_path):
+    for name in ("latency", "gdsdata-bench-latency-notes", "gdsdata-bench-tune-1-x", "gdsdata-bench-latency-1-x"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "thesis.tex").write_text("years of work")
+    (tmp_path / "gdsdata-bench-latency-999999999-x").symlink_to(tmp_path / "latency")
+    before = sorted(os.listdir(tmp_path))
+    with pytest.raises(RuntimeError, match="in the middle"), temporary_folder(tmp_path, "latency") as folder:
         (folder / "tensor-read-1.bin").write_bytes(b"1")
-        (folder / "tensor-read-1.bin.77-0.tmp").write_bytes(b"1")
         raise RuntimeError("in the middle")
-    assert not folder.exists() and own.strangers == []
-    with OwnFolder(folder) as own:
-        (folder / "tensor-read-1.bin").write_bytes(b"1")
-        (folder / "stranger").write_bytes(b"2")
-    assert os.listdir(folder) == ["stranger"] and own.strangers == ["stranger"]
-
-
-def test_an_empty_folder_that_was_there_stays_there(tmp_path):
-    with OwnFolder(tmp_path):
-        assert os.listdir(tmp_path) == [MARKER]
-    assert tmp_path.is_dir() and os.listdir(tmp_path) == []
+    assert sorted(os.listdir(tmp_path)) == before and not folder.exists()
+    assert (tmp_path / "latency" / "thesis.tex").read_text() == "years of work"
 
 
 def test_what_a_killed_run_left_is_removed_and_a_living_one_is_not_disturbed(tmp_path):
-    folder = tmp_path / "own"
-    code = f"from gdsdata.bench.harness.folders import OwnFolder; import sys\nwith OwnFolder({str(folder)!r}):\n"
-    code += f"    open({str(folder / 'tensor-write-5.bin')!r}, 'w').close(); print(flush=True); sys.stdin.read()\n"
+    code = "from gdsdata.bench.harness.folders import temporary_folder; import sys\n"
+    code += f"with temporary_folder({str(tmp_path)!r}, 'latency') as folder:\n"
+    code += "    (folder / 'tensor-write-5.bin').touch(); print(folder, flush=True); sys.stdin.read()\n"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", code], **pipes) as child:
-        child.stdout.readline()
-        with pytest.raises(made.DataError, match=rf"another run \(process {child.pid}\) is at work there"):
-            OwnFolder(folder).__enter__()
-        assert sorted(os.listdir(folder)) == [MARKER, "tensor-write-5.bin"]
+        other = child.stdout.readline().decode().strip()
+        with temporary_folder(tmp_path, "latency") as folder:
+            assert os.listdir(other) == ["tensor-write-5.bin"] and os.listdir(folder) == []
         child.send_signal(signal.SIGKILL)
-    with OwnFolder(folder):
-        assert os.listdir(folder) == [MARKER]
-    assert not folder.exists()
+    with temporary_folder(tmp_path, "latency") as folder:
+        assert os.listdir(tmp_path) == [folder.name]
+    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_run_that_is_told_to_end_removes_its_folder(tmp_path, number):
-    own = tmp_path / "data" / "latency"
+    data = tmp_path / "data"
     settings = ["case=latency", "device=cpu", f"data.folder={tmp_path}/data", f"hydra.run.dir={tmp_path}/out"]
     command = [sys.executable, "-m", "gdsdata.bench", *settings]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
-        assert eventually(lambda: own.exists() and len(os.listdir(own)) > 1, timeout_s=60)
+        assert eventually(lambda: list(data.glob("*/tensor-*")), timeout_s=60)
         time.sleep(1)  # now it waits for its rows, and no process is being started
         run.send_signal(number)
         assert run.wait(60) == 128 + number
-    assert not own.exists()
-
-
-def test_files_that_others_put_there_meanwhile_are_named(tmp_path, monkeypatch):
-    one_source = Latency.one_source
-
-    def intruded(self, source, results):
-        one_source(self, source, results)
-        (self.own.path / "stranger").write_text("x")
-
-    monkeypatch.setattr(Latency, "one_source", intruded)
-    assert bench_run.main(small(tmp_path, work=["read"], cache=["warm"], rows=["python"]), tmp_path) == 0
-    assert os.listdir(tmp_path / "data" / "latency") == ["stranger"]
-    assert any("others put stranger there meanwhile" in note for note in results_in(tmp_path)["notes"])
+    assert os.listdir(data) == []
 
 
 def test_an_error_in_mid_run_leaves_no_file(tmp_path, monkeypatch):

@@ -333,15 +333,6 @@ def test_a_row_that_cannot_be_had_is_tried_once_and_left_out_with_what_it_said(t
 # ------------------------------------------------------------------------------------------------ its folder, settings
 
 
-def test_a_folder_with_other_files_is_refused_and_nothing_is_removed(tmp_path):
-    folder = tmp_path / "data" / "tensor"
-    folder.mkdir(parents=True)
-    (folder / "thesis.tex").write_text("years of work")
-    with pytest.raises(made.DataError, match=r"not the bench's: thesis\.tex\. Nothing was removed"):
-        bench_run.main(small(tmp_path), tmp_path)
-    assert os.listdir(folder) == ["thesis.tex"] and (folder / "thesis.tex").read_text() == "years of work"
-
-
 def test_an_error_in_mid_run_leaves_no_file(tmp_path, monkeypatch):
     def broken(self, source, results):
         assert os.path.getsize(source.path) == MIB

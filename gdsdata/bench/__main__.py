@@ -36,11 +36,6 @@ def measure(config):
     sys.exit(status)
 
 
-def end(number, _):
-    """End as Ctrl-C does: the run's files are removed on the way out."""
-    sys.exit(128 + number)
-
-
 def interrupted():
     print("gdsdata.bench: interrupted", file=sys.stderr)
     sys.exit(128 + signal.SIGINT)
@@ -52,8 +47,6 @@ def main():
     except FileNotFoundError as error:
         sys.exit(f"gdsdata.bench: {error}")
     register()
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, end)
     try:
         hydra.main(version_base="1.3", config_path=str(folder), config_name="config")(measure)()
     except KeyboardInterrupt:

@@ -5,14 +5,14 @@ import sys
 from pathlib import Path
 
 from gdsdata.bench import cases
-from gdsdata.bench.harness.process import INTERRUPTED, one_interrupt
+from gdsdata.bench.harness.process import INTERRUPTED, ended_in_order, one_interrupt
 from gdsdata.bench.report.page import page
 from gdsdata.bench.report.progress import Progress, show
 
 
 def main(settings, folder):
     """Run the case, write its report into `folder`, and return the exit status."""
-    with one_interrupt():
+    with one_interrupt(), ended_in_order():
         return run_and_report(settings, Path(folder))
 
 

@@ -10,6 +10,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from gdsdata.bench.data.made import data_folder
+from gdsdata.bench.harness.folders import temporary_folder
 from gdsdata.bench.harness.process import ENDING_SECONDS, MODULE_ARGUMENTS, RowFailed, RowProcess, without_interrupts
 from gdsdata.bench.harness.tables import Row, Table, is_ours
 from gdsdata.bench.measure import limits, system
@@ -68,6 +70,7 @@ class Case:
 
     no_peers: tuple[str, ...] = ()  # keys of rows that others are not compared with
     ratios: tuple[tuple[str, str], ...] = ()  # names of figures, each with the key of the row it compares with
+    has_folder = False  # whether a run has files of its own, in `files_folder`
     sources: Callable[[], Iterable[Any]]
     dtypes: Callable[..., Iterable[str]]
     load_command: Callable[..., dict[str, Any]]
@@ -82,6 +85,7 @@ class Case:
         self.processes = {}
         self.broken_off = False
         self.were_warmed = set()
+        self.opened = contextlib.ExitStack()  # closed when all is measured
 
     # Some cases have their own:
 
@@ -115,6 +119,13 @@ class Case:
 
     def measure(self):
         """Measure everything; return the results, also those of an interrupted run."""
+        with self.opened:
+            if self.has_folder:
+                folder = temporary_folder(data_folder(self.settings.data), self.case.name)
+                self.files_folder = self.opened.enter_context(folder)
+            return self.measured()
+
+    def measured(self):
         started, ending_s = time.monotonic(), ENDING_SECONDS
         results = new_results(self.settings)
         for key in self.case.rows:

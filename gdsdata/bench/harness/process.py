@@ -59,6 +59,21 @@ def one_interrupt():
         signal.signal(signal.SIGINT, before)
 
 
+@contextlib.contextmanager
+def ended_in_order():
+    """Turn SIGTERM, as `timeout` sends it, and SIGHUP into SystemExit, so that files are removed."""
+
+    def end(number, _):
+        sys.exit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 class RowProcess:
     """The process of one row (row.py) and the pipe to it."""
 

@@ -19,7 +19,6 @@ from gdsdata.bench.cases import layout_of
 from gdsdata.bench.cases.all.settings import AllSettings
 from gdsdata.bench.cases.settings import overrides, quoted
 from gdsdata.bench.harness.case import BROKEN_OFF, new_results
-from gdsdata.bench.harness.folders import ended_in_order
 from gdsdata.bench.harness.process import INTERRUPTED, MODULE_ARGUMENTS, environment
 from gdsdata.bench.harness.tables import is_ours
 from gdsdata.io.options import EngineOptions
@@ -33,7 +32,6 @@ class All:
         self.settings, self.folder, self.progress = settings, Path(folder), progress
         self.broken_off = False
 
-    @ended_in_order()
     def measure(self):
         started, settings = time.monotonic(), self.settings
         results = new_results(settings)

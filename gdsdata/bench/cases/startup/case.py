@@ -23,7 +23,6 @@ from gdsdata.bench.cases.startup.starts import Beginning, Script, windows_of, wr
 from gdsdata.bench.data import sources
 from gdsdata.bench.data.made import need_space
 from gdsdata.bench.harness.case import Case
-from gdsdata.bench.harness.folders import own_folder
 from gdsdata.bench.harness.process import RowFailed
 from gdsdata.bench.measure import system
 from gdsdata.bench.peers import registry
@@ -32,10 +31,7 @@ PACKAGE = Path(gdsdata.__file__).parent
 
 
 class Startup(Case):
-    def measure(self):
-        with own_folder(self.settings.data, "startup") as self.own:
-            results = super().measure()
-        return self.own.noted_in(results)
+    has_folder = True
 
     def process(self, name):
         if name == "limits":
@@ -53,9 +49,9 @@ class Startup(Case):
             if state_bytes:
                 formats = self.formats(source)
                 name = f"case.state_bytes=[{state_bytes}]"
-                need_space(self.own.path, name, len(formats) * state_bytes, "case.state_bytes=")
+                need_space(self.files_folder, name, len(formats) * state_bytes, "case.state_bytes=")
                 with self.progress.step(f"data: {source.kind}"):
-                    write_checkpoints(source, formats, self.own.path, settings.seq_len, self.case.seed)
+                    write_checkpoints(source, formats, self.files_folder, settings.seq_len, self.case.seed)
             yield source
             for path in source.checkpoints.values():
                 Path(path).unlink(missing_ok=True)

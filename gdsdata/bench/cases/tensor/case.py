@@ -34,9 +34,9 @@ class DeviceTensorFile(TensorFile):
 
 
 class Tensor(Latency):
-    def measure(self):
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
         self.tries = {}  # why a row cannot be measured, or "", by key
-        return super().measure()
 
     def sources(self):
         size = self.case.size_bytes
@@ -46,10 +46,10 @@ class Tensor(Latency):
                 f"case.size_bytes={size} takes {MEMORY * size / 2**20:,.0f} MiB of memory and there are "
                 f"{available / 2**20:,.0f}: set it to less"
             )
-        need_space(self.own.path, f"case.size_bytes={size}", 3 * size, "case.size_bytes=")
+        need_space(self.files_folder, f"case.size_bytes={size}", 3 * size, "case.size_bytes=")
         for where in dict.fromkeys(["cpu", self.device]):
             for verb in self.case.work:
-                path = str(self.own.path / f"tensor-{verb}-{device.kind(where).lower()}.bin")
+                path = str(self.files_folder / f"tensor-{verb}-{device.kind(where).lower()}.bin")
                 source = DeviceTensorFile(WORK[verb], size, path, where)
                 write_synced(path, random_bytes(size, self.case.seed).numpy())
                 yield source
@@ -65,7 +65,7 @@ class Tensor(Latency):
 
     def refusal(self, peer):
         """Has the row store and load a small file; returns its error, or ""."""
-        path = str(self.own.path / "tensor-try.bin")
+        path = str(self.files_folder / "tensor-try.bin")
         process, where = self.process(peer.key), "cpu" if "cpu" in peer.devices else self.device
         write_synced(path, random_bytes(TRIED_BYTES, self.case.seed).numpy())
         try:

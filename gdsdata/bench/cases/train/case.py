@@ -16,7 +16,6 @@ from gdsdata.bench.cases.train import models
 from gdsdata.bench.cases.train.row import TRIAL_STEPS, saver_of
 from gdsdata.bench.data import images, text
 from gdsdata.bench.data.made import DataError
-from gdsdata.bench.harness.folders import temporary_folder
 from gdsdata.bench.harness.process import RowFailed
 from gdsdata.bench.harness.tables import Table
 from gdsdata.bench.measure import intervals, limits, system
@@ -35,11 +34,7 @@ class Work(copying.Work):
 
 
 class Train(copying.Copying):
-    no_peers = (CEILING,)
-
-    def measure(self):
-        with temporary_folder(self.settings.data, "train") as self.checkpoints:
-            return super().measure()
+    no_peers, has_folder = (CEILING,), True
 
     def sources(self):
         settings = self.settings.data
@@ -105,7 +100,7 @@ class Train(copying.Copying):
         return {
             "work": source.kind,
             "repeats": source.repeats,
-            "folder": self.checkpoints,
+            "folder": self.files_folder,
             "source": source.source,
             "batch_size": self.batch_size(source.kind),
             "seed": self.case.seed,

@@ -6,11 +6,9 @@ default, turn by turn. All settings are measured in one process (`row`). The byt
 compared with plain reading before it is timed.
 """
 
-import contextlib
 import os
 import random
 import shlex
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +22,7 @@ from gdsdata.bench.cases.tune.settings import LEAST_PAIRS, SEARCHED
 from gdsdata.bench.data import sources
 from gdsdata.bench.data.made import DataError, data_folder, need_space
 from gdsdata.bench.harness.case import IN_MEMORY, Case
-from gdsdata.bench.harness.folders import ended_in_order
+from gdsdata.bench.harness.folders import temporary_folder
 from gdsdata.bench.harness.process import MODULE_ARGUMENTS, RowFailed
 from gdsdata.bench.harness.tables import Row, Table
 from gdsdata.bench.measure import device, limits, system
@@ -63,8 +61,7 @@ class Tune(Case):
         self.random = random.Random(self.case.seed)
         default = EngineOptions()
         self.base = {name: one for name, one in self.settings.engine.items() if one != getattr(default, name)}
-        with ended_in_order(), contextlib.ExitStack() as self.left_behind:
-            return super().measure() | {"tune": self.answers}
+        return super().measure() | {"tune": self.answers}
 
     def sources(self):
         for work in self.case.work:
@@ -86,8 +83,8 @@ class Tune(Case):
         if work == "write":
             folder = place_for_writes(settings)
             need_space(folder, "case=tune", 2 * size, "case.tensor_bytes=")
-            made = self.left_behind.enter_context(tempfile.TemporaryDirectory(prefix="tune-", dir=folder))
-            return Files("write", [made], size, f"a new file of {system.size_text(size)} each time")
+            made = self.opened.enter_context(temporary_folder(folder, "tune"))
+            return Files("write", [str(made)], size, f"a new file of {system.size_text(size)} each time")
         if settings.path:
             return Files("read", plain_files(settings.path), size, f"your own: {settings.path}")
         with self.progress.bytes("data: tokens", settings.size_bytes) as advance:
