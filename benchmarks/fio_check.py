@@ -32,6 +32,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from gdsdata.bench.cases.io.case import Transfers
+from gdsdata.bench.cases.io.settings import IoSettings
 from gdsdata.bench.data.pattern import Pattern
 from gdsdata.bench.data.transfers import Work, new_file
 from gdsdata.bench.harness.process import RowFailed, RowProcess
@@ -102,7 +104,7 @@ def run_ours(process, work):
     """Take one turn of a row of case=io, and compare its bytes."""
     process.ask("prepare", touched_bytes=work.io_bytes * work.depth)
     before = requests_s(Path(work.path).parent)
-    found = process.run(work=work.as_dict())
+    found = process.run(work=work)
     taken = requests_s(Path(work.path).parent) - before
     process.ask("compare")
     return {
@@ -199,10 +201,12 @@ def main():
     ):
         folder = Path(folder)
         Pattern(0).write_file(folder / "read.bin", arguments.file_bytes)
+        source = Transfers("read", "read", "cpu", str(folder / "read.bin"), arguments.file_bytes)
         processes = {name: RowProcess(log) for name in ours(arguments.io_depth)}
         try:
             for name, (key, engine) in ours(arguments.io_depth).items():
-                processes[name].ask("load", row=ROW, peer=key, device="cpu", engine=engine)
+                settings = {"settings": IoSettings(), "engine": engine, "device_name": "cpu"}
+                processes[name].ask("load", row=ROW, key=key, source=source, **settings)
             for direction in arguments.only:
                 found[direction] = compared(direction, arguments, folder, processes)
                 show(direction, arguments.io_depth, found[direction])

@@ -980,13 +980,14 @@ def test_the_limit_is_the_faster_way_to_the_samples():
     found = {"direct_sequential": {"gb_per_s": 2.0}}
     found |= {"direct_random_32": {"per_s": 40_000.0}, "direct_random_64": {"per_s": 50_000.0}}
     # The whole set takes 0.1 s. 1,000 samples are read sooner one by one, 100,000 are not.
-    assert limits.limit_for(source, "cold", 1_000, found) == (50_000.0, "O_DIRECT, one sample x 64")
+    rate, name = limits.limit_for(source, "cold", 1_000, found)
+    assert rate == pytest.approx(50_000 * 2050 / 1e9) and name == "O_DIRECT, one sample x 64"
     rate, name = limits.limit_for(source, "cold", 100_000, found)
-    assert rate == pytest.approx(1e6) and "whole set" in name
-    rate, name = limits.limit_for(source, "warm", 1_000, {"memory_copy": {"gb_per_s": 20.5}})
-    assert rate == pytest.approx(1e7) and name == "memory copy"
-    rate, name = limits.limit_for(source, "warm", 1_000, {"pinned_copy": {"gb_per_s": 20.5}})
-    assert rate == pytest.approx(1e7) and name == "pinned copy to the GPU"
+    assert rate == pytest.approx(1e6 * 2050 / 1e9) and "whole set" in name
+    assert limits.limit_for(source, "warm", 1_000, {"memory_copy": {"gb_per_s": 20.5}}) == (20.5, "memory copy")
+    pinned = {"pinned_copy": {"gb_per_s": 20.5}}
+    assert limits.limit_for(source, "warm", 1_000, pinned) == (20.5, "pinned copy to the GPU")
     found["direct_random_512"] = {"per_s": 150_000.0}  # an engine that keeps more in flight
-    assert limits.limit_for(source, "cold", 1_000, found) == (150_000.0, "O_DIRECT, one sample x 512")
+    rate, name = limits.limit_for(source, "cold", 1_000, found)
+    assert rate == pytest.approx(150_000 * 2050 / 1e9) and name == "O_DIRECT, one sample x 512"
     assert limits.limit_for(source, "cold", 1_000, {"direct_sequential": {"unavailable": "why"}}) == (None, "why")

@@ -43,7 +43,8 @@ def work_on(path, direction="read", cache="cold", **changes):
 
 
 def row_of(peer):
-    return IoRow(peer.key, {}, "cpu")
+    source = Transfers("read", "read", "cpu", "", 0)
+    return IoRow(peer.key, source, cases.IoSettings(), {}, "cpu")
 
 
 def made(path, work):

@@ -18,7 +18,8 @@ from test_bench import MIB, REPOSITORY, results_in
 from gdsdata.bench import cases, settings
 from gdsdata.bench import run as bench_run
 from gdsdata.bench.cases.remote.case import Remote
-from gdsdata.bench.cases.remote.row import RemoteRow, pieces_of
+from gdsdata.bench.cases.remote.row import RemoteRow
+from gdsdata.bench.cases.remote.sources import Pieces
 from gdsdata.bench.data import objects
 from gdsdata.bench.data.made import DataError
 from gdsdata.bench.harness import seaweedfs as bench_server
@@ -75,9 +76,10 @@ def test_pieces_are_whole_ranges_in_an_order_of_the_seed(stored):
     assert stored.keys == [f"data/{name}" for name in NAMES] and stored.sizes == [SIZE, SIZE]
     in_order = stored.pieces(2**18)
     assert [piece[1:] for piece in in_order] == [(at << 18, 2**18) for at in range(4)] * 2
-    shuffled = pieces_of(stored, "ranges", 2**18, 5)
-    assert sorted(shuffled) == in_order != shuffled == pieces_of(stored, "ranges", 2**18, 5)
-    assert pieces_of(stored, "objects", 0, 5) == [(key, 0, SIZE) for key in stored.keys]
+    ranges = Pieces("ranges", stored, 2**18)
+    shuffled = ranges.pieces(5)
+    assert sorted(shuffled) == in_order != shuffled == ranges.pieces(5)
+    assert Pieces("objects", stored).pieces(5) == [(key, 0, SIZE) for key in stored.keys]
 
 
 def test_a_feed_gives_each_piece_once_or_again_until_its_time_is_over():
@@ -183,15 +185,20 @@ class Twice(Plain):
 
 
 def row_of(peer, stored, connections=(2,)):
-    return RemoteRow(f"{__name__}:{peer.__name__}", "ranges", stored, 2**18, 0, list(connections), {}, "cpu")
+    return client_row(f"{__name__}:{peer.__name__}", Pieces("ranges", stored, 2**18), connections)
+
+
+def client_row(key, source, connections):
+    settings = cases.RemoteSettings(connections=list(connections), tune_seconds=0.05, run_seconds=0.1)
+    return RemoteRow(key, source, settings, {}, "cpu")
 
 
 def test_a_right_row_is_verified_and_its_connections_are_the_best(stored):
     row = row_of(Plain, stored, [1, 3])
-    found = row.verify(0.05)
+    found = row.verify("uint8")
     assert found["checked_bytes"] == 8 * 2**18 and set(found["tried_gb_per_s"]) == {"1", "3"}
     assert found["connections"] == max((1, 3), key=lambda count: found["tried_gb_per_s"][str(count)])
-    run = row.run(0.1)
+    run = row.run("uint8", "cold")
     assert run["bytes"] == pytest.approx(run["pieces_per_s"] * run["seconds"] * 2**18) and run["bytes"] >= 2**18
     assert row.after()["cpu_seconds"] > 0
 
@@ -207,12 +214,12 @@ def test_a_right_row_is_verified_and_its_connections_are_the_best(stored):
 )
 def test_a_row_with_other_bytes_is_an_error(stored, peer, said):
     with pytest.raises(ValueError, match=said):
-        row_of(peer, stored).verify(0.05)
+        row_of(peer, stored).verify("uint8")
 
 
 def test_a_timed_piece_of_another_length_is_an_error(stored):
     with pytest.raises(ValueError, match="262,143 bytes came"):
-        row_of(TooShort, stored).run(0.05)
+        row_of(TooShort, stored).run("uint8", "cold")
 
 
 CLIENTS = [peer for peer in registry.rows("remote", "ranges") if not registry.missing(peer)]
@@ -221,9 +228,9 @@ CLIENTS = [peer for peer in registry.rows("remote", "ranges") if not registry.mi
 @pytest.mark.parametrize("peer", CLIENTS, ids=lambda peer: peer.key)
 def test_every_client_that_is_installed_reads_right_bytes(stored, peer):
     for work, length in (("ranges", 100_000), ("objects", 0), ("samples", 20_000)):
-        row = RemoteRow(peer.key, work, stored, length, 0, [3], {}, "cpu")
+        row = client_row(peer.key, Pieces(work, stored, length), [3])
         row.pieces = row.pieces[: 20 if peer.tunes else None]
-        assert row.verify(0.05)["checked_bytes"] == sum(piece.length for piece in row.pieces)
+        assert row.verify("uint8")["checked_bytes"] == sum(piece.length for piece in row.pieces)
 
 
 class StandIn:
@@ -255,8 +262,8 @@ def test_kvikio_opens_each_object_once_with_its_size(server, stored, monkeypatch
     monkeypatch.setitem(sys.modules, "kvikio.defaults", stand_in.defaults)
     for name in stored.access.environment():
         monkeypatch.setenv(name, "")
-    row = RemoteRow(key, "ranges", stored, 2**18, 0, [2], {}, "cpu")
-    assert row.verify(0.05)["checked_bytes"] == 8 * 2**18
+    row = client_row(key, Pieces("ranges", stored, 2**18), [2])
+    assert row.verify("uint8")["checked_bytes"] == 8 * 2**18
     assert stand_in.opened == [(server.url(f"data/{name}", "http"), SIZE) for name in NAMES]
 
 

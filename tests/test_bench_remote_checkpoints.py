@@ -8,7 +8,8 @@ from test_bench import MIB
 from test_bench_remote import access_of
 
 from gdsdata.bench.cases.remote.checkpoints import StoredCheckpointRow
-from gdsdata.bench.cases.remote.sources import SUFFIXES, put_checkpoint
+from gdsdata.bench.cases.remote.settings import RemoteSettings
+from gdsdata.bench.cases.remote.sources import SUFFIXES, Checkpoints, put_checkpoint
 from gdsdata.bench.data import objects
 from gdsdata.bench.data.checkpoints import State
 from gdsdata.bench.data.made import DataError
@@ -31,8 +32,9 @@ def access(seaweedfs, monkeypatch):
     return access_of(seaweedfs)
 
 
-def checkpoint_row(key, kind, access, tmp_path):
-    return StoredCheckpointRow(key, kind, access, str(tmp_path), state=STATE, engine={}, device="cpu")
+def checkpoint_row(key, kind, access, tmp_path, urls=None):
+    source = Checkpoints(kind, objects.Objects(access, [], [], [], ""), 0, STATE, tmp_path, urls)
+    return StoredCheckpointRow(key, source, RemoteSettings(), {}, "cpu")
 
 
 def put(form, access, tmp_path):
@@ -42,17 +44,18 @@ def put(form, access, tmp_path):
 
 @pytest.mark.parametrize("peer", INSTALLED["load"], ids=lambda peer: peer.key)
 def test_every_row_loads_a_checkpoint_that_is_compared(access, tmp_path, peer):
-    row, url = checkpoint_row(peer.key, "load", access, tmp_path), put(peer.loads, access, tmp_path)
-    assert row.verify(url)["checked_bytes"] == STATE.bytes
+    row = checkpoint_row(peer.key, "load", access, tmp_path, {peer.loads: put(peer.loads, access, tmp_path)})
+    assert row.verify("bfloat16+float32")["checked_bytes"] == STATE.bytes
     row.prepare(1)
-    assert row.run(url)["bytes"] == STATE.bytes
+    assert row.run("bfloat16+float32", "cold")["bytes"] == STATE.bytes
     row.compare()
 
 
 @pytest.mark.parametrize("peer", INSTALLED["save"], ids=lambda peer: peer.key)
 def test_every_row_saves_what_botocore_reads_back(access, tmp_path, peer):
-    url = f"s3://{access.bucket}/saved/{peer.key}{SUFFIXES[peer.saves]}"
-    assert checkpoint_row(peer.key, "save", access, tmp_path).verify(url)["checked_bytes"] == STATE.bytes
+    row = checkpoint_row(peer.key, "save", access, tmp_path)
+    assert row.path == f"s3://{access.bucket}/saved/{peer.key}{SUFFIXES[peer.saves]}"
+    assert row.verify("bfloat16+float32")["checked_bytes"] == STATE.bytes
     with pytest.raises(DataError, match="no objects there"):
         objects.listed(access, "saved/")
 
@@ -72,6 +75,6 @@ class OtherBits(StoredSafetensors):
 
 @pytest.mark.parametrize("kind", ["load", "save"])
 def test_other_bits_in_a_checkpoint_are_an_error(access, tmp_path, kind):
-    url = put("safetensors", access, tmp_path)
+    urls = {"safetensors": put("safetensors", access, tmp_path)}
     with pytest.raises(ValueError, match="not all of its bytes are those that were saved"):
-        checkpoint_row(f"{__name__}:OtherBits", kind, access, tmp_path).verify(url)
+        checkpoint_row(f"{__name__}:OtherBits", kind, access, tmp_path, urls).verify("bfloat16+float32")

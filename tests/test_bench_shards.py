@@ -49,7 +49,8 @@ def row_of(source, folder, peer):
     key = peer if isinstance(peer, str) else f"{__name__}:{peer.__qualname__}"
     kind = registry.find("loader", key).stored_as
     made = {kind: copies.copied(source, kind, folder)} if kind else {}
-    return LoaderRow(key, source, 3, 1, {}, "cpu", copies=made)
+    data_set = sources.DataSet(source.kind, source, 3, made)
+    return LoaderRow(key, data_set, cases.LoaderSettings(seed=1), {}, "cpu")
 
 
 def test_a_tar_has_the_arrays_and_is_made_once(tmp_path):
@@ -78,9 +79,10 @@ def test_a_copy_of_files_that_have_changed_is_made_anew(tmp_path):
 def test_a_rows_batches_are_the_datas_own(tmp_path, key):
     needs(PACKAGES[key])
     row = row_of(volumes(tmp_path), tmp_path, key)
-    checked = row.verify("float32", batches=5)
+    row.settings.verify_batches = 5
+    checked = row.verify("float32")
     assert checked["checked_batches"] == 10
-    run = row.run("float32", epochs=2, seconds=60, samples=None)
+    run = row.timed("float32", epochs=2, seconds=60)
     row.close()
     assert run["samples"] >= 20 and run["bytes"] == run["samples"] * 4 * np.prod(SHAPE)
 
@@ -110,7 +112,7 @@ class Damaging(Doubling):
 def test_what_a_row_with_an_order_of_its_own_gives_wrong_is_found(tmp_path, peer, words):
     row = row_of(volumes(tmp_path), tmp_path, peer)
     with pytest.raises(ValueError, match=words):
-        row.verify("float32", batches=4)
+        row.verify("float32")
 
 
 def test_samples_that_are_alike_are_told_apart_by_how_many_came(tmp_path):
@@ -147,7 +149,7 @@ def test_the_first_epoch_and_later_ones_are_timed_apart(tmp_path):
 
     def run(peer, **ends):
         row = row_of(source, tmp_path, peer)
-        found = row.run("raw", samples=None, **({"epochs": 3, "seconds": 60} | ends))
+        found = row.timed("raw", **({"epochs": 3, "seconds": 60} | ends))
         row.close()
         return [found[name] for name in ("samples", "first_epoch_gb_per_s", "later_gb_per_s")], found
 
@@ -201,7 +203,7 @@ def test_a_library_that_cannot_write_its_copies_fails_its_own_rows_alone(tmp_pat
 
 
 def test_your_own_files_are_copied_only_when_a_row_is_named(tmp_path):
-    source = Batches("npy", volumes(tmp_path), "npy", 16)
+    source = Batches("npy", volumes(tmp_path), 16)
     chosen = small(tmp_path, data_kind="npy", data_path=str(tmp_path / "*.npy"), case_rows=[])
     asked = Loader(chosen, tmp_path, None)
     assert not any(asked.copy_for(source, key) for key in asked.wanted(source, "warm"))
@@ -214,7 +216,7 @@ def test_your_own_files_are_copied_only_when_a_row_is_named(tmp_path):
 
 def test_ffcv_which_compiles_by_reading_has_a_row_out_of_the_page_cache_alone(tmp_path):
     asked = Loader(small(tmp_path, data_kind="npy", data_shape=SHAPE), tmp_path, None)
-    source = Batches("npy", volumes(tmp_path), "npy", 16)
+    source = Batches("npy", volumes(tmp_path), 16)
     rows = {cache: [peer.key for peer in asked.rows_for(source, cache)] for cache in ("warm", "cold")}
     assert "ffcv" in rows["warm"] and "ffcv" not in rows["cold"]
     assert asked.copy_for(source, "ffcv") == "beton" and asked.find("ffcv") is Ffcv
@@ -226,17 +228,15 @@ def test_a_training_loops_batches_are_the_datas_own(tmp_path, key, package):
     wanted = settings.DataSettings(folder=str(tmp_path), shape=[16, 32, 32], size_bytes=16 * 4 * 16 * 32 * 32)
     source = sources.source_for("npy", wanted)
     made = {"tar": copies.copied(source, "tar", tmp_path)}
-    row = TrainRow(
-        key, "volumes", 1, str(tmp_path), source=source, copies=made, batch_size=3, seed=1,
-        engine={}, device="cpu",
-    )  # fmt: skip
-    assert row.verify("float32", batches=2, trial_steps=1)["checked_batches"] == 4
+    chosen = cases.TrainSettings(seed=1, steps=1, verify_batches=2)
+    row = TrainRow(key, Work("volumes", source, 3, made, folder=tmp_path), chosen, {}, "cpu")
+    assert row.verify("float32")["checked_batches"] == 4
 
 
 def test_a_training_run_copies_volumes_for_the_rows_that_read_shards(tmp_path):
     chosen = small(tmp_path, cases.TrainSettings, case_work=["volumes"], data_shape=[16, 32, 32])
     one = Train(chosen, tmp_path, None)
-    work = Work("volumes", sources.source_for("npy", chosen.data))
+    work = Work("volumes", sources.source_for("npy", chosen.data), 3)
     kinds = {peer.key: one.copy_for(work, peer.key) for peer in one.rows_for(work, "warm")}
     assert kinds.pop("webdataset") == "tar" and not any(kinds.values())
-    assert one.copy_for(Work("images", work.source), "webdataset") == "", "of tars that are there"
+    assert one.copy_for(Work("images", work.source, 3), "webdataset") == "", "of tars that are there"

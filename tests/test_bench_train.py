@@ -55,7 +55,8 @@ def row_of(sources, folder, peer, work="text", device="cpu"):
     """Open a row in this process. `peer` is a key, or a class."""
     key = peer if isinstance(peer, str) else f"{__name__}:{peer.__qualname__}"
     source = sources(work)
-    return TrainRow(key, work, 1, str(folder), source=source, batch_size=3, seed=1, engine={}, device=device)
+    chosen = cases.TrainSettings(seed=1, verify_batches=2)
+    return TrainRow(key, Work(work, source, 3, folder=folder), chosen, {}, device)
 
 
 def dtype_of(work):
@@ -63,7 +64,8 @@ def dtype_of(work):
 
 
 def run(row, steps=6, every=None, warm_up=2):
-    found = row.run(dtype_of(row.work), steps, warm_up, 30.0, every)
+    row.settings.steps, row.settings.warm_up, row.settings.checkpoint_every = steps, warm_up, every
+    found = row.run(dtype_of(row.work), "warm")
     row.after()
     return found
 
@@ -144,7 +146,7 @@ class SavingLate(Batches):
 @pytest.mark.parametrize("key", ["ceiling", "gdsdata", "dataloader"])
 def test_each_work_is_verified_trained_and_timed(sources, tmp_path, key, work):
     row = row_of(sources, tmp_path, key, work)
-    checked = row.verify(dtype_of(work), 2, workers=1 if key == "dataloader" else None)
+    checked = row.verify(dtype_of(work), workers=1 if key == "dataloader" else None)
     assert checked["checked_batches"] == 4
     found = run(row)
     assert found["steps"] == 6 and found["samples"] == 18 and not found["cut"]
@@ -182,14 +184,15 @@ def test_the_number_of_workers_with_which_the_loop_is_fastest_is_taken(sources, 
         return [slow[0], type("Fast", (Batches,), {"name": "b"}), slow[1]]
 
     monkeypatch.setattr(row.peer_class, "choices", choices)
-    row.choose("raw", workers=None, trial_steps=3)
+    row.settings.steps = 3
+    row.choose("raw", workers=None)
     assert row.peer_class.name == "b"
 
 
 @pytest.mark.parametrize("work", ["text", "volumes"])
 def test_one_wrong_value_of_a_batch_is_found(sources, tmp_path, work):
     with pytest.raises(ValueError, match="epoch 0, batch 1: 1 of 3 samples are not what numpy reads.*at place 2"):
-        row_of(sources, tmp_path, OneWrongValue, work).verify(dtype_of(work), 2)
+        row_of(sources, tmp_path, OneWrongValue, work).verify(dtype_of(work))
 
 
 @pytest.mark.parametrize("work", WORKS[2:])
@@ -199,7 +202,7 @@ def test_one_wrong_value_of_a_batch_is_found(sources, tmp_path, work):
 )
 def test_wrong_images_are_found(sources, tmp_path, work, peer, said):
     with pytest.raises(ValueError, match=said):
-        row_of(sources, tmp_path, peer, work).verify("uint8", 2)
+        row_of(sources, tmp_path, peer, work).verify("uint8")
 
 
 def test_a_loss_that_is_not_finite_is_an_error(sources, tmp_path):
@@ -223,7 +226,7 @@ def test_epochs_without_a_whole_batch_are_an_error_and_no_endless_loop(sources, 
 @pytest.mark.parametrize("key", ["gdsdata_saving", "dataloader_torch_save", "dataloader_dcp"])
 def test_checkpoints_load_as_they_were_saved_and_their_stalls_are_counted(sources, tmp_path, key):
     row = row_of(sources, tmp_path, key)
-    checked = row.verify("raw", 1, workers=0)
+    checked = row.verify("raw", workers=0)
     found = run(row, steps=6, every=2)
     assert len(found["stalls_s"]) == 3 and min(found["stalls_s"]) > 0
     assert checked["checked_bytes"] == found["state_bytes"], "AdamW: weights, two moments and a step count of each"
@@ -240,7 +243,7 @@ def test_a_slow_save_shows_in_its_stall(sources, tmp_path):
 
 def test_a_checkpoint_of_a_later_state_is_found(sources, tmp_path):
     with pytest.raises(ValueError, match=r"checkpoint: model\.\S+ is not what it was when it was saved"):
-        row_of(sources, tmp_path, SavingLate).verify("raw", 1)
+        row_of(sources, tmp_path, SavingLate).verify("raw")
     assert os.listdir(tmp_path) == []
 
 
@@ -377,7 +380,7 @@ def test_settings_that_make_no_sense_are_refused(fields, said):
 @pytest.mark.parametrize("every", [0, None])
 def test_without_checkpoints_no_row_saves(tmp_path, every):
     chosen = settings.check(settings.Settings(engine={}, case=cases.TrainSettings(checkpoint_every=every)))
-    work = Work("text", None)
+    work = Work("text", None, 8)
     rows = Train(chosen, tmp_path, None).rows_for(work, "warm")
     assert [row.key for row in rows] == ["ceiling", "gdsdata", "dataloader"]
     chosen.case.checkpoint_every = 50
@@ -416,7 +419,7 @@ def test_quick_run_has_all_rows_of_all_works(tmp_path):
 @pytest.mark.parametrize("work", WORKS)
 def test_each_work_is_trained_on_a_gpu(sources, tmp_path, work, key):
     row = row_of(sources, tmp_path, key, work, device="cuda")
-    row.verify(dtype_of(work), 2, workers=1)
+    row.verify(dtype_of(work), workers=1)
     found = run(row, every=3)
     assert found["steps"] == 6 and 0 < found["device_step_s"] < found["seconds"]
     assert len(found["stalls_s"]) == (0 if key == "gdsdata" else 2)

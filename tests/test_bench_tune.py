@@ -231,10 +231,15 @@ def test_two_runs_can_be_compared(tmp_path, monkeypatch, capsys):
 # ------------------------------------------------------------------------------------------------ its work
 
 
+def row_of(name, files, tensor_bytes):
+    source = tune.Files("", files, tensor_bytes, "")
+    return getattr(tune_row, name)("gdsdata", source, cases.TuneSettings(), {}, "cpu")
+
+
 def test_work_that_brings_other_bytes_is_found(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(bytes(range(256)) * 4096)
-    reads = tune_row.Reads("gdsdata", [str(path)], 300_000, "cpu")
+    reads = row_of("Reads", [str(path)], 300_000)
     assert reads.verify({}) == {"checked_bytes": MIB}
     with open(path, "r+b") as file:
         file.seek(700_000)
@@ -248,7 +253,7 @@ def test_reads_once_read_every_byte_once_and_short_files_too(tmp_path):
     for name, size in (("a", 5), ("b", 100_000)):
         (tmp_path / name).write_bytes(b"x" * size)
     files = tune.plain_files(str(tmp_path))
-    reads = tune_row.Reads("gdsdata", files, 4096, "cpu")
+    reads = row_of("Reads", files, 4096)
     reads.open({})
     found = reads.run(60.0, once=True)
     assert found["bytes"] == 100_005 == sum(found["served"].values())
@@ -257,7 +262,7 @@ def test_reads_once_read_every_byte_once_and_short_files_too(tmp_path):
 
 
 def test_writes_are_compared_and_leave_nothing(tmp_path):
-    writes = tune_row.Writes("gdsdata", str(tmp_path), 100_001, 3, "cpu")
+    writes = row_of("Writes", [str(tmp_path)], 100_001)
     assert writes.verify({"direct": "never"}) == {"checked_bytes": 100_001}
     writes.open({})
     assert writes.run(0.01, once=False)["bytes"] % 100_001 == 0

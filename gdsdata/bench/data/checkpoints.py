@@ -13,7 +13,7 @@ import torch
 
 from gdsdata.bench.data.made import PIECE_BYTES, DataError, data_folder, keep, remove, sync, synced
 from gdsdata.bench.data.pieces import read_exactly
-from gdsdata.bench.data.sources import expand
+from gdsdata.bench.data.sources import CaseSource, expand
 
 # `State` has a random base of so many words, and its tensors begin so many words apart in it.
 WORD_BYTES, BASE_WORDS, BASE_STEP, SMALL_BYTES = 8, 2**23, 104_729, 16 * 2**10
@@ -22,7 +22,7 @@ DCP_FILES = 4  # of a made folder of DCP
 
 
 @dataclass
-class Checkpoint:
+class Checkpoint(CaseSource):
     """One safetensors file, and a .pt file of the same tensors ("" if none was made).
 
     `tensors` has the first and last byte (exclusive) of each, counted from `start`. `bytes` are
@@ -42,13 +42,6 @@ class Checkpoint:
     @property
     def files(self):
         return [self.path, *filter(None, [self.torch_file])]
-
-    @property
-    def file_bytes(self):
-        return sum(map(os.path.getsize, self.files))
-
-    def as_dict(self):
-        return dataclasses.asdict(self)
 
     def summary(self):
         return f"{len(self.tensors):,} {self.dtype} tensors, {self.bytes / 2**20:,.0f} MiB; {self.origin}"
@@ -125,15 +118,12 @@ class State:
             self.bases[device] = torch.from_numpy(words).to(device)
         return self.bases[device]
 
-    def as_dict(self):
-        return dataclasses.asdict(self)
-
     def summary(self):
         return f"{self.tensors:,} {' + '.join(self.dtypes)} tensors, {self.bytes / 2**20:,.0f} MiB of random bits"
 
 
 @dataclass
-class Saved:
+class Saved(CaseSource):
     """A checkpoint on the disk: a file, or a folder of files."""
 
     path: str
@@ -143,10 +133,6 @@ class Saved:
         if not os.path.isdir(self.path):
             return [self.path] if os.path.exists(self.path) else []
         return sorted(os.path.join(folder, name) for folder, _, names in os.walk(self.path) for name in names)
-
-    @property
-    def file_bytes(self):
-        return sum(map(os.path.getsize, self.files))
 
     def remove(self):
         remove(Path(self.path))

@@ -6,12 +6,29 @@ import glob
 import os
 import zlib
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from gdsdata.bench.data.made import DataError, data_folder, make
 
 LLMC_MAGIC, LLMC_HEADER_BYTES = 20240520, 1024  # karpathy/llm.c, dev/data/data_common.py: write_datafile
+
+
+class CaseSource:
+    """What a case's rows read or write. It is sent to their processes, as it is when they start.
+
+    A class has `kind`, its name in tables, `files` and `summary()`.
+    """
+
+    @property
+    def peer_kind(self: Any) -> str | None:
+        """Return the kind of the peers that there are for it (`Peer.kinds`); None: all."""
+        return self.kind
+
+    @property
+    def file_bytes(self: Any) -> int:
+        return sum(map(os.path.getsize, self.files))
 
 
 @dataclass
@@ -49,9 +66,6 @@ class Source:
     def sample_bytes(self):
         return int(np.prod(self.shape)) * self.itemsize
 
-    def as_dict(self):
-        return dataclasses.asdict(self)
-
     def summary(self):
         what = f"windows of {self.shape[0]} {self.dtype} tokens at stride {self.stride}"
         if self.kind == "npy":
@@ -60,6 +74,35 @@ class Source:
             what = f"JPEGs of {self.shape[1]}x{self.shape[2]} pixels in tars"
         size = f"{self.file_bytes / 2**20:,.0f} MiB in {len(self.files):,} file(s)"
         return f"{self.samples:,} {what}, {size}; {self.origin}"
+
+
+@dataclass
+class DataSet(CaseSource):
+    """A Source in batches, and copies of it for rows that read no other format."""
+
+    kind: str
+    source: Source
+    batch_size: int
+    copies: dict = dataclasses.field(default_factory=dict)  # Source by format
+
+    @property
+    def files(self):
+        return self.source.files
+
+    @property
+    def file_bytes(self):
+        return self.source.file_bytes
+
+    def summary(self):
+        return self.source.summary()
+
+    def facts(self):
+        source = self.source
+        return {"samples": source.samples, "sample_bytes": source.sample_bytes, "batch_size": self.batch_size}
+
+    def cold_samples(self, most=None):
+        """Return how many samples a cold run reads."""
+        return min(most or (8192 if self.source.kind == "tokens" else self.source.samples), self.source.samples)
 
 
 def source_for(kind, settings, progress=lambda count: None, files=1):

@@ -1,7 +1,6 @@
 """Transfers of one size between a file and memory: order, memory, a new file."""
 
 import contextlib
-import dataclasses
 import os
 from dataclasses import dataclass
 
@@ -53,9 +52,6 @@ class Work:
         if RANDOM[self.direction]:
             order = np.random.default_rng(self.seed).permutation(self.slots)
         return order * self.io_bytes
-
-    def as_dict(self):
-        return dataclasses.asdict(self)
 
 
 class Memory:

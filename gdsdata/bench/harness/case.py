@@ -60,12 +60,9 @@ class Case:
 
     Each case has these methods:
 
-    - `sources()` yields the sources, each of which is measured before the next is made. A source
-      has `kind`, `files`, `file_bytes` and `summary()`.
+    - `sources()` yields the CaseSources, each of which is measured before the next is made.
     - `dtypes(source, cache)` are those of the tables.
-    - `load_command(source)` is the first command of a row's process.
     - `touched_bytes(source)` is the most memory that a run needs; it is touched beforehand.
-    - `run(row)` is one run, with the page cache as the table wants it.
     """
 
     no_peers: tuple[str, ...] = ()  # keys of rows that others are not compared with
@@ -73,9 +70,8 @@ class Case:
     has_folder = False  # whether a run has files of its own, in `files_folder`
     sources: Callable[[], Iterable[Any]]
     dtypes: Callable[..., Iterable[str]]
-    load_command: Callable[..., dict[str, Any]]
     touched_bytes: Callable[..., int]
-    run: Callable[..., dict[str, Any]]
+    of_runs: tuple[str, ...] = ()  # fields of runs, whose spread is a field of a row
 
     def __init__(self, settings, folder, progress):
         self.settings, self.folder, self.progress = settings, Path(folder), progress
@@ -93,12 +89,28 @@ class Case:
         """More fields of `data` in results.json."""
         return {}
 
-    def verify_command(self, row):
-        return {}
+    def device_of(self, source):
+        return self.device
 
     def rows_for(self, source, cache):
         """Return the classes of the rows."""
-        return registry.rows(self.case.name, source.kind, cache, self.device)
+        return registry.rows(self.case.name, source.peer_kind, cache, self.device_of(source))
+
+    def row_class(self, source):
+        """Return module:Class of the row's side, which is beside the case's own module."""
+        return f"{type(self).__module__.rpartition('.')[0]}.row:{type(self).__name__}Row"
+
+    def verify_command(self, row):
+        return {"dtype": row.table.dtype}
+
+    def read_by(self, row):
+        """Return the source of the files that the row reads."""
+        return row.table.source
+
+    def run(self, row):
+        """Run the row once, with the page cache as the table wants it."""
+        resident = self.with_cache(self.read_by(row), row.table.cache)
+        return row.process.run(dtype=row.table.dtype, cache=row.table.cache) | {"resident_before": resident}
 
     def find(self, key):
         """Return the class of that key; ValueError if there is none."""
@@ -109,7 +121,7 @@ class Case:
         return registry.missing(peer)
 
     def summary(self, row):
-        return row.summary()
+        return row.summary() | {name: row.spread(name) for name in self.of_runs}
 
     def limit_for(self, table, found):
         """Return (GB/s of files' bytes that no row can pass, its name), or (None, why)."""
@@ -231,19 +243,20 @@ class Case:
             if self.broken_off:
                 raise KeyboardInterrupt
 
-    def row_class(self):
-        """Return module:Class of the row's side, which is beside the case's own module."""
-        return f"{type(self).__module__.rpartition('.')[0]}.row:{type(self).__name__}Row"
+    def load_command(self, source):
+        """Return the first command of a row's process."""
+        settings = {"settings": self.case, "engine": self.settings.engine, "device_name": self.device_of(source)}
+        return {"row": self.row_class(source), "source": source, **settings}
 
     def start(self, source, names):
         """Return {key: its answer, or RowFailed}. All start at once: imports are slow."""
         for name in names:
             self.process(name)
-        loaded, command = {}, {"row": self.row_class(), "device": self.device, **self.load_command(source)}
+        loaded, command = {}, self.load_command(source)
         with self.progress.count(f"start: {source.kind}", len(names)) as advance:
             for name in names:
                 with contextlib.suppress(RowFailed):  # A process that has ended says so when it is asked.
-                    self.processes[name].send("load", peer=name, **command)
+                    self.processes[name].send("load", key=name, **command)
             for name in names:
                 loaded[name] = outcome_of(self.processes[name].receive)
                 advance(1)

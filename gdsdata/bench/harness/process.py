@@ -118,22 +118,19 @@ class RowProcess:
         self.send(do, **command)
         return self.receive()
 
-    def run(self, opened=None, sample_memory=True, **command):
-        """Return a timed run's answer, cpu_seconds, peak_bytes, others_cores and `opened`.
-
-        Without `sample_memory`, the answer itself has peak_bytes.
-        """
-        before = self.peak_bytes = system.tree_bytes(self.process.pid) if sample_memory else 0
+    def run(self, **command):
+        """Return a timed run's answer, and cpu_seconds, peak_bytes (if it has none) and others_cores."""
+        before = self.peak_bytes = system.tree_bytes(self.process.pid)
         clock, machine, here = time.monotonic(), system.machine_cpu_seconds(), system.cpu_seconds()
         self.send("run", **command)
-        result = self.receive(sample_memory)
+        result = {"peak_bytes": None} | self.receive(sample_memory=True)
         result |= self.ask("close")
         own = result["cpu_seconds"] + result.pop("untimed_cpu_seconds", 0.0) + system.cpu_seconds() - here
         used = system.machine_cpu_seconds() - machine - own
         result["others_cores"] = max(0.0, used) / (time.monotonic() - clock)
-        if sample_memory:
+        if result["peak_bytes"] is None:
             result["peak_bytes"] = self.peak_bytes - before
-        return result | (opened or {})
+        return result
 
     def dismiss(self):
         """Let it end after its last command."""

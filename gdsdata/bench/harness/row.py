@@ -3,10 +3,12 @@
 Every row has a process of its own, kept over its runs. Rows can so take turns, while their memory,
 page tables and imports stay apart. Commands:
 
-- `load` makes the row (`row` is module:Class) from the rest of the command.
-- `verify` compares the row's bytes with plain reading.
+- `load` makes the row (`row` is module:Class) from the rest of the command: the source, the case's
+  settings, the engine's and the device.
+- `verify` compares the row's bytes with plain reading, in the table's `dtype`.
 - `prepare` frees memory, touches `touched_bytes` and warms CUDA's context.
-- `run` is one timed run. All stays open until `close`, which takes the process tree's CPU time.
+- `run` is one timed run, of the table's `dtype` and `cache`. All stays open until `close`, which
+  takes the process tree's CPU time.
 - `device` describes the device, and `pinned_copy` measures copies to it; they need no row.
 - Single cases have `open`, `write`, `begin`, `compare`, `calibrate` and `attempt`.
 """
@@ -22,6 +24,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from gdsdata.bench.measure import device, system
+from gdsdata.bench.peers import registry
 
 
 def trim():
@@ -36,10 +39,19 @@ class Row:
 
     keeps_device_memory = False  # from run to run, so that no run is timed for getting it from the driver
 
-    def __init__(self, key, peer_class, device_name):
-        self.key, self.peer_class, self.device = key, peer_class, device_name
+    def __init__(self, key, source, settings, engine, device_name):
+        self.key, self.source, self.settings = key, source, settings
+        self.engine, self.device = engine, device_name
         self.peer: Any = None
+        self.peer_class: Any = self.find()
         device.open_context(self.device)
+        self.set_up()
+
+    def set_up(self):
+        """Part of making it."""
+
+    def find(self):
+        return registry.find(self.settings.name, self.key, self.source.peer_kind)
 
     def describe(self):
         peer = self.peer_class
@@ -86,7 +98,7 @@ def answer_to(row, do, command):
         row = getattr(importlib.import_module(module), name)(**command)
         return row, row.describe()
     if do in ("device", "pinned_copy"):
-        return row, getattr(device, "describe" if do == "device" else do)(**command)
+        return row, getattr(device, {"device": "describe"}.get(do, do))(**command)
     return row, getattr(row, {"close": "after"}.get(do, do))(**command)
 
 

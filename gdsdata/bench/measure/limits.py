@@ -331,22 +331,21 @@ def limit_of(found):
 
 
 def limit_for(source, cache, cold_samples, limits):
-    """Return (samples/s that no row is expected to pass, its name), or (None, why).
+    """Return (GB/s of samples that no row is expected to pass, its name), or (None, why).
 
     Warm: a memory copy of the samples' bytes, or a copy of pinned memory to the GPU. Cold: the
     faster of fetching just the samples (random reads; for volumes, sequential ones) and of reading
     the whole data set once from end to end, which pays when many samples are asked for.
     """
     rate, name = limit_of(limits)
-    if cache == "warm":
-        return rate * 1e9 / source.sample_bytes, name
-    if rate is None:
-        return None, name
+    if cache == "warm" or rate is None:
+        return rate, name
+    gb_a_sample = source.sample_bytes / 1e9
     if source.kind == "npy":
-        return rate * 1e9 / (source.file_bytes / source.samples), name
+        return rate * source.samples * source.sample_bytes / source.file_bytes, name
     whole = cold_samples / (source.file_bytes / (rate * 1e9))
     depths = [int(name.rpartition("_")[2]) for name in limits if name.startswith("direct_random_")]
     picked = max((limits[f"direct_random_{depth}"].get("per_s", 0), depth) for depth in depths)
     if picked[0] >= whole:
-        return picked[0], f"O_DIRECT, one sample x {picked[1]}"
-    return whole, "O_DIRECT, the whole set once, 1 MiB x 32"
+        return picked[0] * gb_a_sample, f"O_DIRECT, one sample x {picked[1]}"
+    return whole * gb_a_sample, "O_DIRECT, the whole set once, 1 MiB x 32"

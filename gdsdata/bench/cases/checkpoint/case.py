@@ -20,15 +20,16 @@ from gdsdata.bench.cases.checkpoint import stock
 from gdsdata.bench.cases.loader.row import TOUCHED_BYTES
 from gdsdata.bench.data import checkpoints
 from gdsdata.bench.data.made import need_space
+from gdsdata.bench.data.sources import CaseSource
 from gdsdata.bench.harness.case import Case
 from gdsdata.bench.harness.process import RowFailed
-from gdsdata.bench.measure import device, limits, system
+from gdsdata.bench.measure import device, limits
 
 SUFFIXES = {"pt": ".pt", "safetensors": ".safetensors", "raw": ".bin"}  # other formats are folders
 
 
 @dataclass
-class Work:
+class Work(CaseSource):
     """One kind of work; `saved` has the files to load, by format."""
 
     kind: str
@@ -43,12 +44,16 @@ class Work:
     def path(self, key, file_format):
         return str(self.folder / (key + SUFFIXES.get(file_format, "")))
 
+    def path_of(self, key, saves, loads):
+        """Return the path of a row's checkpoint, by the formats that it saves and loads."""
+        return self.saved[loads].path if self.kind == "load" else self.path(key, saves)
+
     def summary(self):
         return self.state.summary()
 
 
 class Checkpoint(Case):
-    has_folder = True
+    has_folder, of_runs = True, ("background_s", "step_s", "step_beside_s")
 
     def sources(self):
         asked = self.case
@@ -100,40 +105,29 @@ class Checkpoint(Case):
     def dtypes(self, source, cache):
         return ["+".join(self.case.dtypes)]
 
-    def load_command(self, source):
-        return {"kind": source.kind, "state": source.state, "engine": self.settings.engine}
-
-    def verify_command(self, row):
-        path = self.path_of(row)
-        if row.table.source.kind == "load":
-            system.warm(checkpoints.Saved(path).files)  # Its load is timed, as the first one in a process.
-        return {"path": path}
-
     def touched_bytes(self, source):
         return TOUCHED_BYTES if device.is_cuda(self.device) else source.state.bytes + checkpoints.STATE_PIECE_BYTES
 
-    def path_of(self, row):
-        source = row.table.source
-        if source.kind == "load":
-            return source.saved[row.described["loads"]].path
-        return source.path(row.key, row.described["saves"])
+    def read_by(self, row):
+        formats = (row.described[name] for name in ("saves", "loads"))
+        return checkpoints.Saved(row.table.source.path_of(row.key, *formats))
+
+    def with_cache(self, source, cache):
+        return super().with_cache(source, cache) if cache in ("warm", "cold") else None
 
     def run(self, row):
         """One run; untimed, saved files are then removed, and loaded tensors compared."""
-        source, cache = row.table.source, row.table.cache
-        saved, resident = checkpoints.Saved(self.path_of(row)), None
-        if source.kind == "load":
-            resident = self.with_cache(saved, cache)
-        else:
-            row.process.ask("begin", path=saved.path, replacing=cache == "replaced")
+        saves = row.table.source.kind != "load"
+        if saves:
+            row.process.ask("begin", cache=row.table.cache)
         try:
-            result = row.process.run(path=saved.path)
+            result = super().run(row)
             row.process.ask("compare")
         finally:
-            if source.kind != "load":
-                saved.remove()
+            if saves:
+                self.read_by(row).remove()
         result["peak_bytes"] += result.pop("staging_bytes", 0)
-        return result | {"resident_before": resident}
+        return result
 
     def take_limits(self, table, seconds):
         source = table.source
@@ -158,7 +152,4 @@ class Checkpoint(Case):
 
     def summary(self, row):
         stated = [run["stated_bytes"] for run in row.runs if run["stated_bytes"] is not None]
-        return row.summary() | {
-            "stated_bytes": max(stated, default=None),
-            **{name: row.spread(name) for name in ("background_s", "step_s", "step_beside_s")},
-        }
+        return super().summary(row) | {"stated_bytes": max(stated, default=None)}

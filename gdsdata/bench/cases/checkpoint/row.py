@@ -9,7 +9,6 @@ from gdsdata.bench.cases.checkpoint import stock
 from gdsdata.bench.data import checkpoints
 from gdsdata.bench.harness.row import Row, trim
 from gdsdata.bench.measure import device, steps, system
-from gdsdata.bench.peers import registry
 
 # The first save makes memory; the third has training steps beside it.
 ASYNC_STEPS = (1, 2, 3)
@@ -23,13 +22,19 @@ class CheckpointRow(Row):
     tensors: Any = None
     firsts: dict[str, float]  # figures of the first save or load
 
-    def __init__(self, peer, kind, state, engine, device):
-        super().__init__(peer, self.find(peer), device)
-        self.kind, self.state, self.engine = kind, state, engine
-        self.staging_bytes = 0
+    staging_bytes = 0
 
-    def find(self, key):
-        return registry.find("checkpoint", key)
+    @property
+    def kind(self):
+        return self.source.kind
+
+    @property
+    def state(self):
+        return self.source.state
+
+    @property
+    def path(self):
+        return self.source.path_of(self.key, self.peer_class.saves, self.peer_class.loads)
 
     def describe(self):
         said, peer = super().describe(), self.peer_class
@@ -84,37 +89,34 @@ class CheckpointRow(Row):
             self.drop()
         return {}
 
-    def begin(self, path, replacing):
+    def begin(self, cache):
         """Makes what a timed save finds: an older checkpoint, or staging memory."""
-        if self.kind == "async":
-            self.begin_async(path)
-        elif replacing:
+        if cache == "staged":
+            before = system.own_bytes(os.getpid())
             self.construct()
-            self.save(path)
+            self.peer.open(self.path, self.tensors)
+            self.save_first()
+            self.staging_bytes = max(0, system.own_bytes(os.getpid()) - before)
+        elif cache == "replaced":
+            self.construct()
+            self.save(self.path)
             self.close()
         return {}
 
-    def begin_async(self, folder):
-        before = system.own_bytes(os.getpid())
-        self.construct()
-        self.peer.open(folder, self.tensors)
-        self.save_first()
-        self.staging_bytes = max(0, system.own_bytes(os.getpid()) - before)
-
-    def run(self, path):
+    def run(self, dtype, cache):
         if self.kind == "async":
-            return self.run_async(path)
+            return self.run_async()
         self.start_cpu_clock()
         started = time.perf_counter()
         self.construct()
         if self.kind == "save":
-            self.save(path)
+            self.save(self.path)
         else:
-            self.load(path)
+            self.load(self.path)
         device.synchronize(self.device)
         return self.facts(time.perf_counter() - started, {})
 
-    def run_async(self, folder):
+    def run_async(self):
         """`seconds` block caller and stream; `background_s` are all until it is stored."""
         served_before = self.peer.served()
         self.start_cpu_clock()
@@ -181,7 +183,7 @@ class CheckpointRow(Row):
             self.drop()
         return {}
 
-    def verify(self, path):
+    def verify(self, dtype):
         """Compares every bit that was loaded, or that its own library reads of a save.
 
         It is the first load or save of the process, which is timed too.
@@ -189,39 +191,45 @@ class CheckpointRow(Row):
         self.get_ready()
         self.firsts = {}
         try:
-            self.state.check(self.loaded_from(path) if self.kind == "load" else self.saved_to(path))
+            self.state.check({"load": self.loaded, "save": self.saved, "async": self.saved_beside_steps}[self.kind]())
         finally:
             self.close()
             self.drop()
             if self.kind != "load":
-                self.remove(path)
+                self.remove()
         return {"checked_bytes": self.state.bytes, **self.firsts}
 
-    def remove(self, path):
+    def warm(self):
+        system.warm(checkpoints.Saved(self.path).files)
+
+    def remove(self):
         """Removes what was saved."""
-        checkpoints.Saved(path).remove()
+        checkpoints.Saved(self.path).remove()
         return {}
 
-    def loaded_from(self, path):
+    def loaded(self):
+        self.warm()
         self.construct()
-        self.firsts["first_s"] = self.seconds_of(self.load, path)
+        self.firsts["first_s"] = self.seconds_of(self.load, self.path)
         return self.tensors
 
-    def saved_to(self, path):
+    def saved(self):
         system.touch_memory(self.state.bytes)
-        if self.kind == "save":
-            self.construct()
-            self.firsts["first_s"] = self.seconds_of(self.save, path)
-            self.tensors = self.state.empty("cpu")
-            stock.reader_of(self.peer_class.saves)("cpu").load(self.tensors, self.fetched(path))
-            return self.tensors
+        self.construct()
+        self.firsts["first_s"] = self.seconds_of(self.save, self.path)
+        self.tensors = self.state.empty("cpu")
+        stock.reader_of(self.peer_class.saves)("cpu").load(self.tensors, self.fetched(self.path))
+        return self.tensors
+
+    def saved_beside_steps(self):
+        system.touch_memory(self.state.bytes)
         training = steps.TrainingSteps(self.device)
         self.construct()
-        self.peer.open(path, self.tensors)
+        self.peer.open(self.path, self.tensors)
         self.firsts["step_before_first_s"] = statistics.median(training.take_for(self.before_first_s()))
         self.firsts["first_s"] = self.save_first()
         self.peer.save(self.tensors, ASYNC_STEPS[1])
         for tensor in self.tensors.values():
             tensor.zero_()  # As soon as `save` has returned: storage must have what it was.
         self.peer.wait()
-        return stock.tensors_in(path, self.state.empty("cpu"))
+        return stock.tensors_in(self.path, self.state.empty("cpu"))

@@ -24,28 +24,32 @@ import numpy as np
 
 from gdsdata.bench.data.made import need_space
 from gdsdata.bench.data.pattern import Pattern
+from gdsdata.bench.data.sources import CaseSource
 from gdsdata.bench.data.transfers import MOST_THREADS, Work, new_file
 from gdsdata.bench.harness.case import COLD_MEANS, IN_MEMORY, Case
 from gdsdata.bench.measure import device, limits, system
-from gdsdata.bench.peers import registry
 
 IO_TYPES = {"read": "read", "write": "write", "randread": "random read", "randwrite": "random write"}
 LIMIT_REQUESTS = 2**18  # more than there is time for
-OF_RUNS = (
-    "iops", "latency_us", "p50_us", "p90_us", "p99_us", "p99_9_us", "cpu_user_s", "cpu_system_s", "ops", "cached_share",
-    "requests_per_op",
-)  # fmt: skip
 
 
 @dataclass
-class Transfers:
+class Transfers(CaseSource):
     """One direction to or from one device."""
 
     kind: str
     direction: str
     device: str
     path: str
-    file_bytes: int
+    size_bytes: int
+
+    @property
+    def peer_kind(self):
+        """Return None: every row moves bytes in each direction."""
+
+    @property
+    def file_bytes(self):
+        return self.size_bytes
 
     @property
     def writes(self):
@@ -62,6 +66,10 @@ class Transfers:
 
 class Io(Case):
     has_folder = True
+    of_runs = (
+        "iops", "latency_us", "p50_us", "p90_us", "p99_us", "p99_9_us", "cpu_user_s", "cpu_system_s", "ops",
+        "cached_share", "requests_per_op",
+    )  # fmt: skip
 
     def measure(self):
         results = super().measure()
@@ -104,11 +112,11 @@ class Io(Case):
         on_gpu = device.is_cuda(source.device)
         xfers = {"any"} if ("cpu_gpu" if on_gpu else "cpu") in self.case.xfer else set()
         xfers |= {"gpu"} if on_gpu and "gpu" in self.case.xfer else set()
-        rows = registry.rows("io", None, cache, source.device)
+        rows = super().rows_for(source, cache)
         return [peer for peer in rows if peer.submit in self.case.submit and peer.xfer in xfers]
 
-    def load_command(self, source):
-        return {"device": source.device, "engine": self.settings.engine}
+    def device_of(self, source):
+        return source.device
 
     def work(self, table, cache=None):
         source, (io_bytes, depth) = table.source, self.points[table.dtype]
@@ -182,7 +190,7 @@ class Io(Case):
         source = row.table.source
         io_bytes, depth = self.points[row.table.dtype]
         first = row.runs[0] if row.runs else {}
-        return row.summary() | {
+        return super().summary(row) | {
             "io_type": IO_TYPES[source.direction],
             "xfer_type": self.xfer_type(row),
             "through_cache": went_through_cache(row),
@@ -190,7 +198,6 @@ class Io(Case):
             "io_bytes": io_bytes,
             "depth": depth,
             **{name: first.get(name) for name in ("threads", "calls_in_flight", "transfers_per_call")},
-            **{name: row.spread(name) for name in OF_RUNS},
         }
 
     def xfer_type(self, row):

@@ -20,7 +20,6 @@ from gdsdata.bench.data.pattern import Pattern
 from gdsdata.bench.data.transfers import Memory
 from gdsdata.bench.harness.row import Row
 from gdsdata.bench.measure import device, system
-from gdsdata.bench.peers import registry
 
 MOST_VERIFIED = 4096  # transfers of the pass that compares; a pass of 4 KiB ones over a long file takes minutes
 PERCENTILES = {"p50": 50, "p90": 90, "p99": 99, "p99_9": 99.9}
@@ -116,10 +115,6 @@ class Drive:
 class IoRow(Row):
     memory: Any = None
 
-    def __init__(self, peer, engine, device):
-        super().__init__(peer, registry.find("io", peer), device)
-        self.engine, self.last = engine, {}
-
     def construct(self, work):
         places = max(work.depth, work.threads) if self.peer_class.submit == "sync" else work.depth
         self.memory = Memory(Pattern(work.seed), work.io_bytes, places, self.device)
@@ -168,7 +163,7 @@ class IoRow(Row):
 
     def run(self, work):
         self.construct(work)
-        self.last = {}
+        self.last: dict[int, np.ndarray] = {}
         served_before, requests_before = self.peer.served(), self.peer.requests()
         self.start_cpu_clock()
         used_before = resource.getrusage(resource.RUSAGE_SELF)

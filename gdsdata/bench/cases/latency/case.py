@@ -17,16 +17,16 @@ import numpy as np
 
 from gdsdata.bench.data.made import need_space, write_synced
 from gdsdata.bench.data.pieces import random_bytes
+from gdsdata.bench.data.sources import CaseSource
 from gdsdata.bench.harness.case import Case
 from gdsdata.bench.measure import intervals, limits, system
-from gdsdata.bench.peers import registry
 
 REQUEST_BYTES, MOST_DEPTH = 2**20, 32  # of the O_DIRECT reads and writes that are measured as a limit
 TOUCHED_BYTES = 64 * 2**20  # and twice the tensor
 
 
 @dataclass
-class TensorFile:
+class TensorFile(CaseSource):
     """One tensor's file, and what is done with it."""
 
     work: str
@@ -36,6 +36,10 @@ class TensorFile:
     @property
     def kind(self):
         return f"{self.work} {system.size_text(self.tensor_bytes)}"
+
+    @property
+    def peer_kind(self):
+        return self.work
 
     @property
     def files(self):
@@ -76,41 +80,23 @@ class Latency(Case):
 
     def rows_for(self, source, cache):
         refused = limits.direct_alignment(source.path) is None
-        rows = registry.rows(self.case.name, source.work, cache, getattr(source, "device", self.device))
+        rows = super().rows_for(source, cache)
         rows = [peer for peer in rows if peer.can(source.work, cache, source.tensor_bytes)]
         left_out = [peer.key for peer in rows if refused and peer.direct]
         if left_out:
             self.notes.append(f"Left out, for the file system refuses O_DIRECT: {', '.join(left_out)}.")
         return [peer for peer in rows if peer.key not in left_out]
 
-    def load_command(self, source):
-        return {
-            "work": source.work,
-            "path": source.path,
-            "tensor_bytes": source.tensor_bytes,
-            "seed": self.case.seed,
-            "engine": self.settings.engine,
-        }
-
-    def verify_command(self, row):
-        states = self.case.cache if row.table.source.work == "read" else self.case.writes
-        return {"states": list(states)}
-
     def touched_bytes(self, source):
         return TOUCHED_BYTES + 2 * source.tensor_bytes
 
     def run(self, row):
-        source, state = row.table.source, row.table.cache
-        if state == "warm":
-            self.warmed(source)
-        found = row.process.run(state=state, **self.iterations())
+        if row.table.cache == "warm":
+            self.warmed(row.table.source)
+        found = row.process.run(dtype=row.table.dtype, cache=row.table.cache)
         latencies = found.pop("latencies_s")
         self.latencies[row] += latencies
         return found | {"latency_s": intervals.described(latencies)}
-
-    def iterations(self):
-        """The part of a run's command that says how many."""
-        return {name: getattr(self.case, name) for name in ("iterations", "warm_up", "run_seconds", "verify")}
 
     def summary(self, row):
         size, latencies = row.table.source.tensor_bytes, self.latencies[row]

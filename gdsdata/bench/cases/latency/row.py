@@ -9,7 +9,6 @@ import torch
 from gdsdata.bench.data.pieces import add_one, random_bytes, wrong_in_file, wrong_in_tensor
 from gdsdata.bench.harness.row import Row
 from gdsdata.bench.measure import device, system
-from gdsdata.bench.peers import registry
 
 LEAST_ITERATIONS = 5  # of a run, however long they take
 
@@ -20,18 +19,15 @@ class LatencyRow(Row):
     With `verify` its bytes, and the file's, are other ones at each iteration.
     """
 
-    case = "latency"
     keeps_device_memory = True
     torch_threads: int | None = 1  # Others that compared bytes would still spin while the next call is timed.
+    tensor: Any = None
+    expected: Any = None
 
-    def __init__(self, peer, work, path, tensor_bytes, seed, engine, device):
-        super().__init__(peer, registry.find(self.case, peer), device)
+    def set_up(self):
         if self.torch_threads:
             torch.set_num_threads(self.torch_threads)
-        self.work, self.path, self.tensor_bytes = work, path, tensor_bytes
-        self.seed, self.engine = seed, engine
-        self.tensor: Any = None
-        self.expected: Any = None
+        self.work, self.path, self.tensor_bytes = self.source.work, self.source.path, self.source.tensor_bytes
 
     def get_ready(self, state, check):
         """Makes the file as the state wants it, the peer, and the bytes: all before the clock."""
@@ -40,7 +36,7 @@ class LatencyRow(Row):
             # Because of bytes behind the tensor, a write goes over a file's, and not to a new file.
             os.truncate(self.path, self.tensor_bytes + (system.PAGE if state == "in_place" else 0))
         if self.expected is None and (check or self.work == "write"):
-            self.expected = random_bytes(self.tensor_bytes, self.seed)
+            self.expected = random_bytes(self.tensor_bytes, self.settings.seed)
         if self.work == "write":
             self.tensor = self.expected.to(self.device, copy=True)
         self.peer = self.peer_class(self.path, self.tensor_bytes, state, self.device, self.engine)
@@ -54,11 +50,11 @@ class LatencyRow(Row):
         super().close()
         self.tensor = None
 
-    def verify(self, states):
+    def verify(self, dtype):
         """Compares two reads or writes of other bytes in each state with plain reading."""
         checked = 0
         try:
-            for state in states:
+            for state in self.settings.cache if self.work == "read" else self.settings.writes:
                 if self.peer_class.can(self.work, state, self.tensor_bytes):
                     self.get_ready(state, check=True)
                     for _ in range(2):
@@ -69,9 +65,14 @@ class LatencyRow(Row):
             self.close()
         return {"checked_bytes": checked}
 
-    def run(self, state, iterations, warm_up, run_seconds, verify):
+    def asked(self):
+        """Return (iterations, those before them, seconds after which a run ends, whether each is compared)."""
+        return self.settings.iterations, self.settings.warm_up, self.settings.run_seconds, self.settings.verify
+
+    def run(self, dtype, cache):
+        iterations, warm_up, run_seconds, verify = self.asked()
         self.start_cpu_clock()
-        self.get_ready(state, verify)
+        self.get_ready(cache, verify)
         for _ in range(warm_up):
             self.once()
         self.cpu_used, self.resident = 0.0, []

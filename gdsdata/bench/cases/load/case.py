@@ -4,7 +4,7 @@ from gdsdata.bench.cases.loader.row import TOUCHED_BYTES
 from gdsdata.bench.data import checkpoints
 from gdsdata.bench.data.made import PIECE_BYTES
 from gdsdata.bench.harness.case import Case
-from gdsdata.bench.measure import device, limits, system
+from gdsdata.bench.measure import device, limits
 from gdsdata.bench.peers import registry
 
 
@@ -29,20 +29,8 @@ class Load(Case):
     def rows_for(self, source, cache):
         return [peer for peer in super().rows_for(source, cache) if source.torch_file or not peer.reads_torch_file]
 
-    def load_command(self, source):
-        return {"source": source, "engine": self.settings.engine}
-
-    def verify_command(self, row):
-        system.warm(row.table.source.files)  # Its load is timed, as the first one in a process.
-        return {}
-
     def touched_bytes(self, source):
         return TOUCHED_BYTES if device.is_cuda(self.device) else source.bytes + PIECE_BYTES
-
-    def run(self, row):
-        source = row.table.source
-        resident = self.with_cache(source, row.table.cache)
-        return row.process.run() | {"resident_before": resident}
 
     def take_limits(self, table, seconds):
         if table.cache == "cold":

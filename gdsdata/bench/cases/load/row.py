@@ -7,18 +7,13 @@ import torch
 
 from gdsdata.bench.data import checkpoints
 from gdsdata.bench.harness.row import Row
-from gdsdata.bench.measure import device
-from gdsdata.bench.peers import registry
+from gdsdata.bench.measure import device, system
 from gdsdata.bench.peers.protocols import WHOLE
 
 
 class LoadRow(Row):
     keeps_device_memory = True
-
-    def __init__(self, peer, source, engine, device):
-        super().__init__(peer, registry.find("load", peer), device)
-        self.source, self.engine = source, engine
-        self.tensors: Any = None
+    tensors: Any = None
 
     def construct(self):
         self.peer = self.peer_class(self.source, self.device, self.engine)
@@ -30,8 +25,9 @@ class LoadRow(Row):
         self.tensors = None
         super().close()
 
-    def verify(self):
+    def verify(self, dtype):
         """Compares each tensor's checksum, taken where it lies, with one by plain reading."""
+        self.warm()
         self.construct()
         try:
             first_s = self.seconds_of(self.load)
@@ -59,7 +55,11 @@ class LoadRow(Row):
                 f"tensor {name!r}: {tensor.numel():,} bytes came on {tensor.device}, {due_bytes:,} were due on {wanted}"
             )
 
-    def run(self):
+    def warm(self):
+        """Warms the files: the load that follows is timed, as the first one in a process."""
+        system.warm(self.source.files)
+
+    def run(self, dtype, cache):
         self.start_cpu_clock()
         started = time.perf_counter()
         self.construct()

@@ -1,39 +1,13 @@
 """Copies of the data for rows that read no other format."""
 
-from dataclasses import dataclass
-
 from gdsdata.bench.data.copies import copied
 from gdsdata.bench.data.made import data_folder
-from gdsdata.bench.data.sources import Source
 from gdsdata.bench.harness.case import Case
 from gdsdata.bench.harness.process import RowFailed
 
 
-@dataclass
-class Work:
-    """Files, and what is done with them."""
-
-    kind: str
-    source: Source
-
-    @property
-    def files(self):
-        return self.source.files
-
-    @property
-    def file_bytes(self):
-        return self.source.file_bytes
-
-    def summary(self):
-        return self.source.summary()
-
-
 class Copying(Case):
-    """Makes copies for its rows; its sources are of class Work."""
-
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
-        self.copies = {}  # Source by format
+    """Makes copies for its rows; its sources are of class DataSet."""
 
     def missing(self, peer):
         if peer.stored_as and self.settings.data.path and peer.key not in self.case.rows:
@@ -49,11 +23,11 @@ class Copying(Case):
         original, folder = source.source, data_folder(self.settings.data)
         kind_of = {name: kind for name in names if (kind := self.copy_for(source, name))}
         total = original.samples * original.sample_bytes
-        self.copies, failures = {}, {}
+        failures = {}
         for kind in sorted(set(kind_of.values())):
             with self.progress.bytes(f"data: {source.kind} as {kind}", total) as advance:
                 try:
-                    self.copies[kind] = copied(original, kind, folder, advance)
+                    source.copies[kind] = copied(original, kind, folder, advance)
                 except Exception as error:  # The library that writes it may be broken.
                     told = f"volumes could not be written as {kind}: {type(error).__name__}: {error}"
                     failures[kind] = RowFailed(told)
@@ -61,5 +35,5 @@ class Copying(Case):
         return super().start(source, names) | failed
 
     def read_by(self, row):
-        """The source of the files that the row reads."""
-        return self.copies.get(self.copy_for(row.table.source, row.key), row.table.source)
+        source = row.table.source
+        return source.copies.get(self.copy_for(source, row.key), source)

@@ -9,7 +9,6 @@ import numpy as np
 from gdsdata.bench.data import sources
 from gdsdata.bench.harness.row import Row
 from gdsdata.bench.measure import device
-from gdsdata.bench.peers import registry
 
 VERIFIED_BYTES = 160 * 2**20  # Batches that are kept for verifying take no more than this.
 TOUCHED_BYTES = 512 * 2**20  # more than any row allocates with the default data sets
@@ -18,32 +17,27 @@ TOUCHED_BYTES = 512 * 2**20  # more than any row allocates with the default data
 class BatchRow(Row):
     """Makes the peer of case=loader and case=train, and compares its batches with plain reading."""
 
-    def __init__(self, peer, source, batch_size, seed, engine, device, copies=None):
-        self.source = source
-        super().__init__(peer, self.find(peer), device)
-        self.truth = self.plain_reading()
-        if kind := self.peer_class.stored_as:
-            self.source = copies[kind]
-        self.batch_size, self.seed, self.engine = batch_size, seed, engine
-
-    def find(self, key):
-        return registry.find("loader", key)
+    def set_up(self):
+        source, kind = self.source, self.peer_class.stored_as
+        self.data = source.copies[kind] if kind else source.source  # what the peer reads
+        self.batch_size, self.truth = source.batch_size, self.plain_reading()
 
     def plain_reading(self):
-        return sources.Truth(self.source)
+        return sources.Truth(self.source.source)
 
     def construct(self, dtype):
         """Makes and settles the peer; returns the first epoch that counts."""
-        self.peer = self.peer_class(self.source, self.batch_size, dtype, self.seed, self.engine, self.device)
+        self.peer = self.peer_class(self.data, self.batch_size, dtype, self.settings.seed, self.engine, self.device)
         return self.peer.settle()
 
-    def verify(self, dtype, batches):
+    def verify(self, dtype):
         """Compares the first batches of two epochs with numpy; kept ones at the end."""
         checked = 0
+        kept_at_most = max(1, VERIFIED_BYTES // (self.batch_size * self.data.sample_bytes))
         try:
             start = self.construct(dtype)
             for epoch in (start, start + 1):
-                due = min(batches, -(-self.source.samples // self.batch_size))
+                due = min(self.verify_batches(), kept_at_most, -(-self.data.samples // self.batch_size))
                 kept, came, expected = [], 0, self.peer.expected_ids(epoch, due)
                 self.seen = set()
                 for ids, batch in zip(expected, self.peer.epoch(epoch), strict=False):
@@ -60,6 +54,9 @@ class BatchRow(Row):
             return {"checked_batches": checked, "keeps_batches": self.peer.keeps_batches, **self.peer.facts()}
         finally:
             self.close()
+
+    def verify_batches(self):
+        return self.settings.verify_batches
 
     def compare(self, epoch, place, ids, batch, dtype):
         """Raises ValueError for wrong bytes.
@@ -111,17 +108,24 @@ class LoaderRow(BatchRow):
 
     def rate(self, samples, seconds):
         """GB/s; None without samples or their time."""
-        return samples * self.source.sample_bytes / seconds / 1e9 if samples and seconds else None
+        return samples * self.data.sample_bytes / seconds / 1e9 if samples and seconds else None
 
     def now(self):
         """The time once the device has all that was asked for."""
         device.synchronize(self.device)
         return time.perf_counter()
 
-    def run(self, dtype, epochs, seconds, samples):
+    def run(self, dtype, cache):
+        if cache == "warm":
+            return self.timed(dtype, self.settings.epochs, self.settings.run_seconds)
+        samples = self.source.cold_samples(self.settings.cold_samples)
+        return self.timed(dtype, 1, self.settings.cold_seconds, samples)
+
+    def timed(self, dtype, epochs, seconds, samples=None):
+        """Take so many epochs, or so many samples of each, or as many as come within `seconds`."""
         self.start_cpu_clock()
         now = time.perf_counter
-        samples_an_epoch = self.source.samples
+        samples_an_epoch = self.data.samples
         limit = -(-min(samples or samples_an_epoch, samples_an_epoch) // self.batch_size)
         read, cut = 0, False
         first_batch_s: Any = None
@@ -154,7 +158,7 @@ class LoaderRow(BatchRow):
         later, later_s = (read - before_later[0], elapsed - before_later[1]) if before_later else (0, 0.0)
         return {
             "samples": read,
-            "bytes": read * self.source.sample_bytes,
+            "bytes": read * self.data.sample_bytes,
             "seconds": elapsed,
             "first_batch_ms": first_batch_s * 1e3,
             "first_epoch_gb_per_s": self.rate(samples_an_epoch, first_epoch_s),

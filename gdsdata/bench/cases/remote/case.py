@@ -31,6 +31,7 @@ SAVES = 6  # rows that save
 
 class Remote(Case):
     has_folder, ratios = True, (("ratio_to_local", "gdsdata_local"),)
+    of_runs = ("pieces_per_s", "first_batch_ms", "round_trip_ms", "ratio_to_due", "server_cpu_s_per_gb")
     server_pid = None
 
     @functools.cached_property
@@ -90,7 +91,7 @@ class Remote(Case):
             volumes = sources.source_for("npy", settings, advance)
         self.copying = work, count
         self.copies: dict[str, shards.StoredSource] = {}
-        return Shards(work, self.copy_of(volumes, "tar").objects, 0, volumes, self.copies)
+        return Shards(work, self.copy_of(volumes, "tar").objects, 0, volumes, self.case.batch_size, self.copies)
 
     def copy_of(self, volumes, kind):
         """Return the StoredSource of a copy in another format, which is put once."""
@@ -112,11 +113,8 @@ class Remote(Case):
         state = State(size_bytes, tensors, DTYPES, self.case.seed)
         need = (3 + SAVES * (self.case.repeats + 1)) * state.bytes  # The server keeps what was deleted for a while.
         need_space(self.files_folder, "work=checkpoints", need, "data.size_bytes=")
-        folder, urls, loaded = (
-            str(self.files_folder),
-            {},
-            objects.Objects(self.access, [], [], [], "put by botocore"),
-        )
+        folder, urls = self.files_folder, {}
+        loaded = objects.Objects(self.access, [], [], [], "put by botocore")
         values = dataclasses.replace(state).make("cpu")  # a copy, whose bits do not go to rows
         for form in SUFFIXES:
             if not registry.missing(stock.reader_of(form)):
@@ -158,18 +156,15 @@ class Remote(Case):
                     failures[name] = RowFailed(f"shards could not be made: {type(error).__name__}: {error}")
         return super().start(source, names) | failures
 
-    def load_command(self, source):
-        return {"engine": self.settings.engine, **source.load_command(self.case)}
-
-    def verify_command(self, row):
-        return row.table.source.verify_command(self.case, row)
+    def row_class(self, source):
+        return f"{__package__}.{source.row}"
 
     def touched_bytes(self, source):
         return TOUCHED_BYTES
 
     def run(self, row):
         source, used = row.table.source, self.server_cpu_seconds()
-        found = {"resident_before": 0.0} | row.process.run(**source.run_command(self.case, row))
+        found = {"resident_before": 0.0} | row.process.run(dtype=row.table.dtype, cache=row.table.cache)
         used = self.server_cpu_seconds() - used
         source.after(row)
         found["others_cores"] = max(0.0, found["others_cores"] - used / found["seconds"])
@@ -196,11 +191,4 @@ class Remote(Case):
         return raw["gb_per_s"], f"{'PUTs' if table.cache == 'new' else 'range GETs'} by raw sockets, {cost}"
 
     def summary(self, row):
-        return row.summary() | {
-            "piece_bytes": row.table.source.length,
-            "pieces_per_s": row.spread("pieces_per_s"),
-            "first_batch_ms": row.spread("first_batch_ms"),
-            "round_trip_ms": row.spread("round_trip_ms"),
-            "ratio_to_due": row.spread("ratio_to_due"),
-            "server_cpu_s_per_gb": row.spread("server_cpu_s_per_gb"),
-        }
+        return super().summary(row) | {"piece_bytes": row.table.source.length}

@@ -5,20 +5,17 @@ import shutil
 
 from gdsdata.bench.cases.checkpoint.row import CheckpointRow
 from gdsdata.bench.data import objects
-from gdsdata.bench.peers import registry
 
 
 class StoredCheckpointRow(CheckpointRow):
     """Paths are URLs. Clients find the store by the environment."""
 
-    def __init__(self, peer, kind, access, folder, **more):
-        self.work = kind
-        super().__init__(peer, kind, **more)
-        self.access, self.folder = access, os.path.join(folder, self.key)
-        os.environ.update(access.environment())
+    def set_up(self):
+        self.access, self.folder = self.source.objects.access, self.source.folder / self.key
+        os.environ.update(self.access.environment())
 
-    def find(self, key):
-        return registry.find("remote", key, self.work)
+    def warm(self):
+        """Do nothing: it has no files here."""
 
     def get_ready(self):
         if self.kind == "save" or self.peer_class.fills:
@@ -31,7 +28,7 @@ class StoredCheckpointRow(CheckpointRow):
         """Return a copy of what was saved, by botocore."""
         return objects.fetched(self.access, path, self.folder)
 
-    def remove(self, path):
-        objects.delete(self.access, path)
+    def remove(self):
+        objects.delete(self.access, self.path)
         shutil.rmtree(self.folder, ignore_errors=True)
         return {}

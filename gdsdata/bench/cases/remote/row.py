@@ -2,7 +2,6 @@
 
 import collections
 import functools
-import random
 import threading
 import time
 
@@ -10,7 +9,6 @@ import numpy as np
 
 from gdsdata.bench.data.objects import Truth
 from gdsdata.bench.harness.row import Row
-from gdsdata.bench.peers import registry
 from gdsdata.bench.peers.object_clients import Feed
 
 VERIFIED_BYTES = 512 * 2**20  # of one pass over the pieces, at most
@@ -18,27 +16,16 @@ FIRST_BYTES = 64  # by which a piece is found whose place is not known
 WARM_UP = 2  # pieces for each connection, before a run is timed
 
 
-def pieces_of(objects, work, length, seed):
-    """Return the pieces of a kind of work: objects in order, others shuffled."""
-    if work == "objects":
-        return objects.whole()
-    pieces = objects.pieces(length)
-    random.Random(seed).shuffle(pieces)
-    return pieces
-
-
 class RemoteRow(Row):
-    def __init__(self, peer, work, objects, length, seed, connections, engine, device):
-        super().__init__(peer, registry.find("remote", peer, work), device)
-        self.objects, self.engine, self.counts = objects, engine, connections
-        self.pieces = pieces_of(objects, work, length, seed)
-        self.connections = max(connections)
+    def set_up(self):
+        self.objects, self.counts = self.source.objects, self.settings.connections
+        self.pieces, self.connections = self.source.pieces(self.settings.seed), max(self.counts)
 
     def construct(self, connections):
         self.close()
         self.peer = self.peer_class(self.objects, connections, self.device, self.engine)
 
-    def verify(self, tune_seconds):
+    def verify(self, dtype):
         """Compare a pass over the pieces with plain reading, and choose the connections."""
         due = self.first_pieces() if self.peer_class.tunes else self.pieces  # or it reads others first
         check = Check(due, Truth(self.objects))
@@ -49,7 +36,7 @@ class RemoteRow(Row):
             rates = {}
             for count in self.counts if len(self.counts) > 1 and self.peer_class.tunes else []:
                 self.construct(count)
-                moved, seconds, _ = self.timed(tune_seconds)
+                moved, seconds, _ = self.timed(self.settings.tune_seconds)
                 rates[count] = moved / seconds / 1e9
             if rates:
                 self.connections = max(rates, key=rates.__getitem__)
@@ -78,9 +65,9 @@ class RemoteRow(Row):
         self.peer.read(Feed(self.pieces, seconds), lengths.take)
         return sum(lengths.found), time.perf_counter() - started, len(lengths.found)
 
-    def run(self, seconds):
+    def run(self, dtype, cache):
         self.construct(self.connections)
-        moved, elapsed, count = self.timed(seconds)
+        moved, elapsed, count = self.timed(self.settings.run_seconds)
         return {
             "bytes": moved,
             "seconds": elapsed,

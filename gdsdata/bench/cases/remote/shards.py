@@ -16,7 +16,6 @@ from gdsdata.bench.cases.loader.row import BatchRow
 from gdsdata.bench.data.objects import Objects
 from gdsdata.bench.data.sources import Source
 from gdsdata.bench.measure import device, raw_http, system
-from gdsdata.bench.peers import registry
 
 DUE_S, ROUND_TRIPS = 0.1, 3  # A first batch is due within this time and so many round trips.
 
@@ -39,23 +38,20 @@ class StoredSource(Source):
 
 
 class ShardsRow(BatchRow):
-    def __init__(self, **command):
-        super().__init__(**command)
-        self.source = replace(self.source, cache_folder=str(Path(self.source.cache_folder) / self.key))
-
-    def find(self, key):
-        return registry.find("remote", key, "shards")
+    def set_up(self):
+        super().set_up()
+        self.data = replace(self.data, cache_folder=str(Path(self.data.cache_folder) / self.key))
 
     def empty_cache(self):
         """Remove the loader's cache, which is in a folder of the row's own."""
-        folder = Path(self.source.cache_folder)
+        folder = Path(self.data.cache_folder)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
 
-    def verify(self, dtype, batches):
+    def verify(self, dtype):
         self.empty_cache()
-        found = super().verify(dtype, batches)
-        return {"checked_bytes": found["checked_batches"] * self.batch_size * self.source.sample_bytes, **found}
+        found = super().verify(dtype)
+        return {"checked_bytes": found["checked_batches"] * self.batch_size * self.data.sample_bytes, **found}
 
     def run(self, dtype, cache):
         """Time one epoch, from construction on, with an empty cache or a full one."""
@@ -69,9 +65,9 @@ class ShardsRow(BatchRow):
             samples += len(batch)
             del batch
         elapsed = self.seconds_since(started)
-        if samples != self.source.samples:
-            raise ValueError(f"{samples:,} samples came, {self.source.samples:,} were due")
-        said: Any = {"bytes": samples * self.source.sample_bytes, "seconds": elapsed, "pieces_per_s": samples / elapsed}
+        if samples != self.data.samples:
+            raise ValueError(f"{samples:,} samples came, {self.data.samples:,} were due")
+        said: Any = {"bytes": samples * self.data.sample_bytes, "seconds": elapsed, "pieces_per_s": samples / elapsed}
         said |= {"first_batch_ms": first * 1e3, "resident_before": resident, "served": self.peer.served()}
         return said | {"path": self.peer.path if cache == "cold" else "local cache"}
 
@@ -88,8 +84,8 @@ class ShardsRow(BatchRow):
             self.empty_cache()
             return 0.0
         self.fill_cache(dtype)
-        cached = [path for path in Path(self.source.cache_folder).rglob("*") if path.is_file() and path.stat().st_size]
-        return system.warm(cached or self.source.files)
+        cached = [path for path in Path(self.data.cache_folder).rglob("*") if path.is_file() and path.stat().st_size]
+        return system.warm(cached or self.data.files)
 
     def first_batch(self, dtype):
         """Time the first batch from construction on; return the run and the batch."""
@@ -108,25 +104,28 @@ class ShardsRow(BatchRow):
         return time.perf_counter() - started
 
 
-def first_batch(command, dtype):
+def first_batch(settings, dtype):
     multiprocessing.set_start_method(None, force=True)  # Loaders start their workers as in any program.
-    return ShardsRow(**command).first_batch(dtype)
+    return ShardsRow(*settings).first_batch(dtype)
 
 
 class FirstBatchRow(ShardsRow):
     """Each of its runs is the first batch of a new process."""
 
-    def __init__(self, **command):
-        self.command = command
-        super().__init__(**command)
+    def set_up(self):
+        super().set_up()
         sys.dont_write_bytecode = False  # Verifying leaves compiled modules, as an installed package has them.
+
+    def verify_batches(self):
+        return 1
 
     def run(self, dtype, cache):
         found = {"resident_before": self.made_ready(dtype, cache)}
-        round_trip_s = raw_http.round_trip_s(self.source.signed[0])
+        round_trip_s = raw_http.round_trip_s(self.data.signed[0])
         self.start_cpu_clock()
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-            timed, batch = process.submit(first_batch, self.command, dtype).result()
+            settings = self.key, self.source, self.settings, self.engine, self.device
+            timed, batch = process.submit(first_batch, settings, dtype).result()
         used = system.cpu_seconds()
         found["untimed_cpu_seconds"] = used - self.cpu_before - timed["cpu_seconds"]
         self.cpu_before = used - timed["cpu_seconds"]

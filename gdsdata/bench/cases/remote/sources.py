@@ -1,18 +1,18 @@
 """The bench's side of case=remote: what is read or written, a class for each way."""
 
-import dataclasses
 import functools
 import os
-from dataclasses import dataclass
-from typing import Any
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 
 from gdsdata.bench.cases.checkpoint import stock
-from gdsdata.bench.cases.remote import checkpoints, shards
-from gdsdata.bench.cases.remote.row import pieces_of
 from gdsdata.bench.data import objects
 from gdsdata.bench.data.checkpoints import Saved
+from gdsdata.bench.data.sources import CaseSource
 from gdsdata.bench.measure import limits, raw_http, system
 
 LIMIT_PIECES = 4096  # that raw sockets fetch again and again
@@ -21,12 +21,17 @@ PART_BYTES = 8 * 2**20  # that raw sockets move of a checkpoint
 
 
 @dataclass
-class Stored:
+class Stored(CaseSource):
     """Objects, and how they are read."""
 
     kind: str
     objects: objects.Objects
     length: int = 0  # of a piece; 0: whole objects
+    row: ClassVar[str] = "row:RemoteRow"  # in this package
+
+    @property
+    def files(self):
+        return self.objects.urls
 
     def cache_states(self):
         return ["cold"]
@@ -43,7 +48,7 @@ class Stored:
 
     def pieces(self, seed):
         """Return what raw sockets fetch, which is the limit."""
-        return pieces_of(self.objects, "objects", 0, seed)
+        return self.objects.whole()
 
     def limits(self, table, case, seconds):
         """Measure raw sockets, each number of connections for `seconds`."""
@@ -70,17 +75,11 @@ class Pieces(Stored):
         return super().summary() + (f", in pieces of {system.size_text(self.length)}, shuffled" if self.length else "")
 
     def pieces(self, seed):
-        return pieces_of(self.objects, self.kind, self.length, seed)
-
-    def load_command(self, case):
-        command = {"work": self.kind, "objects": self.objects, "length": self.length, "seed": case.seed}
-        return command | {"connections": list(case.connections)}
-
-    def verify_command(self, case, row):
-        return {"tune_seconds": case.tune_seconds}
-
-    def run_command(self, case, row):
-        return {"seconds": case.run_seconds}
+        if self.kind == "objects":
+            return self.objects.whole()
+        pieces = self.objects.pieces(self.length)
+        random.Random(seed).shuffle(pieces)
+        return pieces
 
 
 @dataclass
@@ -88,7 +87,12 @@ class Shards(Stored):
     """Volumes as files here; rows read copies of them in the store, each in its own format."""
 
     source: Any = None  # the volumes
-    copies: dict = dataclasses.field(default_factory=dict)  # {format: StoredSource}
+    batch_size: int = 0
+    copies: dict = field(default_factory=dict)  # {format: StoredSource}
+
+    @property
+    def row(self):
+        return "shards:FirstBatchRow" if self.kind == "first_batch" else "shards:ShardsRow"
 
     def cache_states(self):
         return ["cold", "warm"]
@@ -104,17 +108,6 @@ class Shards(Stored):
         count = len(self.objects.keys)
         return f"{self.source.summary()}; in the store as {count:,} tars, and as each loader's own format"
 
-    def load_command(self, case):
-        row = shards.FirstBatchRow if self.kind == "first_batch" else shards.ShardsRow
-        command = {"row": f"{shards.__name__}:{row.__name__}", "source": self.source, "copies": self.copies}
-        return command | {"batch_size": case.batch_size, "seed": case.seed}
-
-    def verify_command(self, case, row):
-        return {"dtype": row.table.dtype, "batches": 1 if self.kind == "first_batch" else case.verify_batches}
-
-    def run_command(self, case, row):
-        return {"dtype": row.table.dtype, "cache": row.table.cache}
-
     def limits(self, table, case, seconds):
         if self.kind == "first_batch":
             return {}  # Its round trips are measured with each run.
@@ -128,8 +121,9 @@ class Checkpoints(Stored):
     """A state of many tensors, which is loaded (kind "load") or saved (kind "save")."""
 
     state: Any = None
-    folder: str = ""  # where saves are read back
-    urls: dict = dataclasses.field(default_factory=dict)  # {format: what is loaded}
+    folder: Path = Path()  # where saves are read back
+    urls: dict = field(default_factory=dict)  # {format: what is loaded}
+    row: ClassVar[str] = "checkpoints:StoredCheckpointRow"
 
     def cache_states(self):
         return ["cold"] if self.kind == "load" else ["new"]
@@ -151,25 +145,16 @@ class Checkpoints(Stored):
         urls = list(access.signed_urls(keys, "put_object").values())
         return by_connections(case, lambda count: raw_http.raw_puts(urls[:count], size, seconds))
 
-    def url(self, row):
+    def path_of(self, key, saves, loads):
+        """Return the URL of a row's checkpoint, by the formats that it saves and loads."""
         if self.kind == "load":
-            return self.urls[row.described["loads"]]
-        return f"s3://{self.objects.access.bucket}/saved/{row.key}{SUFFIXES[row.described['saves']]}"
-
-    def load_command(self, case):
-        command = {"row": f"{checkpoints.__name__}:StoredCheckpointRow", "kind": self.kind, "state": self.state}
-        return command | {"access": self.objects.access, "folder": self.folder}
-
-    def verify_command(self, case, row):
-        return {"path": self.url(row)}
-
-    def run_command(self, case, row):
-        return {"path": self.url(row)}
+            return self.urls[loads]
+        return f"s3://{self.objects.access.bucket}/saved/{key}{SUFFIXES[saves]}"
 
     def after(self, row):
         row.process.ask("compare")
         if self.kind == "save":
-            row.process.ask("remove", path=self.url(row))
+            row.process.ask("remove")
 
 
 def put_checkpoint(access, tensors, form, folder):

@@ -1,11 +1,8 @@
 """The bench's side of case=replicas: each kind of work is a source of its own."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
-from gdsdata.bench.cases.loader.copying import Work
-from gdsdata.bench.cases.loader.row import TOUCHED_BYTES, VERIFIED_BYTES
+from gdsdata.bench.cases.loader.row import TOUCHED_BYTES
 from gdsdata.bench.data import checkpoints, sources
 from gdsdata.bench.data.made import PIECE_BYTES
 from gdsdata.bench.harness.case import Case
@@ -15,11 +12,8 @@ from gdsdata.bench.measure import device, limits, system
 OF_RANKS = "ranks"  # the process whose ranks measure limits, and none of them is a row
 
 
-@dataclass
-class Volumes(Work):
+class Volumes(sources.DataSet):
     """A data set in batches; every rank takes all of them."""
-
-    batch_size: int
 
     @property
     def bytes(self):
@@ -29,30 +23,12 @@ class Volumes(Work):
     def dtype(self):
         return np.dtype(self.source.dtype).name
 
-    def facts(self):
-        source = self.source
-        return {"samples": source.samples, "sample_bytes": source.sample_bytes, "batch_size": self.batch_size}
-
-    def command(self, seed):
-        return {"source": self.source, "batch_size": self.batch_size, "seed": seed}
-
-    def verify_command(self):
-        most = max(1, VERIFIED_BYTES // (self.batch_size * self.source.sample_bytes))
-        return {"dtype": self.dtype, "batches": most}
-
 
 class Tensors(checkpoints.OneFormat):
     """A checkpoint, which every rank loads."""
 
     def facts(self):
         return {"tensors": len(self.tensors), "loaded_bytes": self.bytes}
-
-    def command(self, seed):
-        return {"source": self}
-
-    def verify_command(self):
-        system.warm(self.files)  # Its load is timed, as the first one in a process.
-        return {}
 
 
 class Replicas(Case):
@@ -86,23 +62,12 @@ class Replicas(Case):
     def dtypes(self, source, cache):
         return [source.dtype]
 
-    def load_command(self, source):
-        command = source.command(self.case.seed) | {"engine": self.settings.engine}
-        return {"kind": source.kind, "command": command, **self.of_settings()}
-
-    def of_settings(self):
-        return {"ranks": self.case.ranks, "patience_s": self.case.patience_s}
-
-    def verify_command(self, row):
-        return row.table.source.verify_command()
-
     def touched_bytes(self, source):
         return TOUCHED_BYTES if device.is_cuda(self.device) else source.bytes + PIECE_BYTES
 
     def run(self, row):
         row.process.ask("open", dtype=row.table.dtype)
-        resident = self.with_cache(row.table.source, row.table.cache)
-        return row.process.run(sample_memory=False) | {"resident_before": resident}
+        return super().run(row)
 
     # ------------------------------------------------------------------------------------------------ limits
 
@@ -120,8 +85,8 @@ class Replicas(Case):
             names.append("pinned_copies")
         try:
             if OF_RANKS not in self.processes:
-                command = {**self.of_settings(), "size_bytes": table.source.bytes, "device": self.device}
-                self.process(OF_RANKS).ask("load", row=f"{__package__}.row:LimitsRow", **command)
+                command = self.load_command(table.source) | {"row": f"{__package__}.row:LimitsRow"}
+                self.process(OF_RANKS).ask("load", key=OF_RANKS, **command)
             return {name: self.processes[OF_RANKS].ask(name, seconds=seconds) for name in names}
         except RowFailed as failed:
             return {name: {"unavailable": str(failed)} for name in names}

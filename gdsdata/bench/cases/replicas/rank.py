@@ -11,7 +11,6 @@ from gdsdata.bench.cases.load.row import LoadRow
 from gdsdata.bench.cases.loader.row import BatchRow
 from gdsdata.bench.harness.row import Row
 from gdsdata.bench.measure import device, system
-from gdsdata.bench.peers import registry
 
 OPENING_BATCHES = 4
 TIMEOUT = datetime.timedelta(seconds=280)  # of a collective; `Ranks` ends those that wait before that
@@ -22,6 +21,10 @@ class Rank(Row):
 
     It ends with the process that started it, even in the middle of a collective.
     """
+
+    def __init__(self, rank, parent, port, **of_row):
+        super().__init__(**of_row)
+        self.join(rank, self.settings.ranks, parent, port)
 
     def join(self, rank, ranks, parent, port):
         """Enter the process group, and use it once."""
@@ -61,11 +64,6 @@ class TensorsRank(Rank, LoadRow):
 
     keeps_device_memory = False  # The ranks of all rows share the GPUs.
 
-    def __init__(self, peer, source, engine, device, **place):
-        Row.__init__(self, peer, registry.find("replicas", peer, source.kind), device)
-        self.source, self.engine, self.tensors = source, engine, None
-        self.join(**place)
-
     def construct(self):
         super().construct()
         self.meet()
@@ -74,16 +72,19 @@ class TensorsRank(Rank, LoadRow):
         super().prepare(touched_bytes)
         device.reserve(self.device, self.source.bytes)  # No row is timed for getting it from the driver.
 
-    def verify(self):
+    def warm(self):
+        """Do nothing: the row's process has done so for all ranks."""
+
+    def verify(self, dtype):
         try:
-            return super().verify()
+            return super().verify(dtype)
         finally:
             device.release(self.device)
 
     def open(self, dtype):
         """Do nothing: a load begins by opening the file."""
 
-    def run(self):
+    def run(self, dtype, cache):
         self.start_cpu_clock()
         self.construct()
         return self.timed(self.load) | {"bytes": self.source.bytes}
@@ -97,12 +98,8 @@ class TensorsRank(Rank, LoadRow):
 class VolumesRank(Rank, BatchRow):
     """Makes, verifies and times the batches of one rank."""
 
-    def __init__(self, peer, source, batch_size, seed, engine, device, **place):
-        super().__init__(peer, source, batch_size, seed, engine, device)
-        self.join(**place)
-
-    def find(self, key):
-        return registry.find("replicas", key, "volumes")
+    def verify_batches(self):
+        return self.data.samples  # as many as the memory for them allows
 
     def open(self, dtype):
         """Make the data set, and take a few batches, so that its memory is there."""
@@ -111,21 +108,19 @@ class VolumesRank(Rank, BatchRow):
             pass
         device.synchronize(self.device)
 
-    def run(self):
+    def run(self, dtype, cache):
         """Take an epoch's batches."""
         self.start_cpu_clock()
         samples: list[int] = []
         found = self.timed(lambda: samples.extend(len(batch) for batch in self.peer.epoch(1)))
-        return found | {"bytes": sum(samples) * self.source.sample_bytes, "batches": len(samples)}
+        return found | {"bytes": sum(samples) * self.data.sample_bytes, "batches": len(samples)}
 
 
 class LimitsRank(Rank):
     """Measures what the ranks can do at most."""
 
-    def __init__(self, size_bytes, device, **place):
-        super().__init__("limits", None, device)
-        self.size_bytes = size_bytes
-        self.join(**place)
+    def find(self):
+        """Return None: it is no row."""
 
     def describe(self):
         return {}
@@ -133,7 +128,7 @@ class LimitsRank(Rank):
     def all_gather(self, seconds):
         """Measure GB/s of the bytes that this rank has in the end."""
         rank, ranks = dist.get_rank(), dist.get_world_size()
-        part = -(-self.size_bytes // ranks)
+        part = -(-self.source.bytes // ranks)
         whole = torch.ones(part * ranks, dtype=torch.uint8, device=self.device)
         mine = whole[rank * part : (rank + 1) * part]
         device.synchronize(self.device)

@@ -27,32 +27,24 @@ class Ranks:
 
     Args:
         row: name of the class in `rank`.
-        count: how many.
+        settings: say how many, and how long an answer may take.
         device_name: cpu, or cuda: then each has the GPU of its number.
-        patience_s: how long an answer may take.
-        command: of `load`, for all.
+        command: more of `load`, for all.
 
     Raises (each method):
         RankFailed: with the errors of the ranks.
     """
 
-    def __init__(self, row, count, device_name, patience_s, **command):
-        self.patience_s = patience_s
+    def __init__(self, row, settings, device_name, **command):
+        self.patience_s, count = settings.patience_s, settings.ranks
+        command |= {"row": f"{__package__}.rank:{row}", "settings": settings, "parent": os.getpid()}
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # All are on this host.
         os.environ.setdefault("LOCAL_WORLD_SIZE", str(count))  # as a launcher says it
         self.store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.processes = [RowProcess(sys.stdout.buffer) for _ in range(count)]
-        of_each = [
-            {
-                "rank": rank,
-                "ranks": count,
-                "parent": os.getpid(),
-                "port": self.store.port,
-                "device": f"cuda:{rank}" if device.is_cuda(device_name) else device_name,
-            }
-            for rank in range(count)
-        ]
-        self._asked("load", [{"row": f"{__package__}.rank:{row}", **command, **one} for one in of_each], STARTING_S)
+        names = [f"cuda:{rank}" if device.is_cuda(device_name) else device_name for rank in range(count)]
+        of_each = [{"rank": rank, "port": self.store.port, "device_name": name} for rank, name in enumerate(names)]
+        self._asked("load", [command | one for one in of_each], STARTING_S)
 
     def ask(self, do, **command):
         """Return the answers, by rank."""

@@ -1,36 +1,44 @@
 """The row's side of case=replicas: a process that starts the ranks, and commands them."""
 
 import collections
+from collections.abc import Callable
 
 from gdsdata.bench.cases.replicas.ranks import Ranks
 from gdsdata.bench.harness.row import Row
-from gdsdata.bench.peers import registry
+from gdsdata.bench.measure import system
 
 
-class ReplicasRow(Row):
-    """A row whose work is done by ranks, in processes of their own.
+class RanksRow(Row):
+    """The base of rows whose work is done by ranks, in processes of their own.
 
-    This process makes no CUDA context.
+    This process makes no CUDA context. A class has `of_rank()`, the name of its ranks' class.
     """
 
-    def __init__(self, peer, kind, ranks, patience_s, command, device):
-        super().__init__(peer, registry.find("replicas", peer, kind), "cpu")
-        of_rank = "VolumesRank" if kind == "volumes" else "TensorsRank"
-        self.ranks = Ranks(of_rank, ranks, device, patience_s, peer=peer, **command)
+    of_rank: Callable[[], str]
+
+    def __init__(self, key, source, settings, engine, device_name):
+        super().__init__(key, source, settings, engine, "cpu")
+        self.ranks = Ranks(self.of_rank(), settings, device_name, key=key, source=source, engine=engine)
+
+
+class ReplicasRow(RanksRow):
+    def of_rank(self):
+        return "VolumesRank" if self.source.kind == "volumes" else "TensorsRank"
 
     def prepare(self, touched_bytes):
         self.ranks.ask("prepare", touched_bytes=touched_bytes)
 
-    def verify(self, **command):
-        found = self.ranks.ask("verify", **command)
+    def verify(self, dtype):
+        system.warm(self.source.files)  # The load that follows is timed, as the first one in a process.
+        found = self.ranks.ask("verify", dtype=dtype)
         return {name: max(one[name] for one in found) for name in found[0]}
 
     def open(self, dtype):
         self.ranks.ask("open", dtype=dtype)
 
-    def run(self):
+    def run(self, dtype, cache):
         """`seconds` are from the barrier to the end of the last rank."""
-        found, peak_bytes = self.ranks.ask_and_sample("run")
+        found, peak_bytes = self.ranks.ask_and_sample("run", dtype=dtype, cache=cache)
         served: collections.Counter[str] = collections.Counter()
         for one in found:
             served.update(one["served"])
@@ -46,12 +54,14 @@ class ReplicasRow(Row):
         return {"cpu_seconds": sum(one["cpu_seconds"] for one in self.ranks.ask("close"))}
 
 
-class LimitsRow(Row):
+class LimitsRow(RanksRow):
     """No row: its ranks measure limits."""
 
-    def __init__(self, ranks, patience_s, size_bytes, device):
-        super().__init__("limits", None, "cpu")
-        self.ranks = Ranks("LimitsRank", ranks, device, patience_s, size_bytes=size_bytes)
+    def find(self):
+        """Return None: it has no peer."""
+
+    def of_rank(self):
+        return "LimitsRank"
 
     def describe(self):
         return {}

@@ -31,7 +31,7 @@ PACKAGE = Path(gdsdata.__file__).parent
 
 
 class Startup(Case):
-    has_folder = True
+    has_folder, of_runs = True, ("to_first_batch_s", "own_s", "cpu_seconds")
 
     def process(self, name):
         if name == "limits":
@@ -184,9 +184,8 @@ class Startup(Case):
 
     def summary(self, row):
         parts = row.runs[0]["parts_s"] if row.runs else ()
-        return row.summary() | {
+        return super().summary(row) | {
             "parts_s": {name: system.spread([run["parts_s"][name] for run in row.runs]) for name in parts},
-            **{name: row.spread(name) for name in ("to_first_batch_s", "own_s", "cpu_seconds")},
             "gb_per_s": None,  # A start is compared by its seconds.
             "cpu_s_per_gb": None,
         }

@@ -1,7 +1,6 @@
 """The starts of a training script: what it begins with, and one run of it."""
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -23,7 +22,7 @@ SLOWEST_S = 300
 
 
 @dataclass
-class Beginning:
+class Beginning(sources.CaseSource):
     """Files of a script: tokens, and a checkpoint of about `state_bytes`.
 
     Its tensors have `tensor_bytes`.
@@ -43,10 +42,6 @@ class Beginning:
     @property
     def files(self):
         return [*self.tokens.files, *self.checkpoints.values()]
-
-    @property
-    def file_bytes(self):
-        return sum(map(os.path.getsize, self.files))
 
     def summary(self):
         return f"{self.tokens.summary()}; {self.kind} ({len(self.checksums):,} tensors)"

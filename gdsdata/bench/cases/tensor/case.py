@@ -15,7 +15,6 @@ from gdsdata.bench.harness.process import RowFailed
 from gdsdata.bench.measure import device, limits, system
 
 WORK = {"load": "read", "store": "write"}  # as case=latency calls them
-WARM_UP, MOST_SECONDS = 1, 240  # of a run
 MEMORY = 6  # tensors: what is written, what is expected, what came, a peer's and the limits' own, and some to spare
 TRIED_BYTES = 4 * 2**20
 BUILD_SECONDS = 900  # deepspeed's operators, on few cores
@@ -71,7 +70,7 @@ class Tensor(Latency):
         try:
             for work, state in (("read", "cold"), ("write", "replaced")):
                 given = self.load_command(DeviceTensorFile(work, TRIED_BYTES, path, where))
-                process.ask("load", row=self.row_class(), peer=peer.key, **given)
+                process.ask("load", key=peer.key, **given)
                 process.send("attempt", state=state)
                 process.receive(timeout=BUILD_SECONDS)
         except RowFailed as failed:
@@ -80,12 +79,8 @@ class Tensor(Latency):
             Path(path).unlink(missing_ok=True)
         return ""
 
-    def load_command(self, source):
-        return super().load_command(source) | {"device": source.device}
-
-    def iterations(self):
-        asked = {"iterations": self.case.loop, "warm_up": WARM_UP, "run_seconds": MOST_SECONDS}
-        return asked | {"verify": self.case.validate}
+    def device_of(self, source):
+        return source.device
 
     def take_limits(self, table, seconds):
         if table.cache == "warm" and table.source.device == "cpu":

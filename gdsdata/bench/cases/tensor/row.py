@@ -2,10 +2,14 @@
 
 from gdsdata.bench.cases.latency.row import LatencyRow
 
+WARM_UP, MOST_SECONDS = 1, 240  # of a run
+
 
 class TensorRow(LatencyRow):
-    case = "tensor"
     torch_threads = None  # Copies are as a user gets them.
+
+    def asked(self):
+        return self.settings.loop, WARM_UP, MOST_SECONDS, self.settings.validate
 
     def attempt(self, state):
         """One load or store that is neither compared nor timed."""

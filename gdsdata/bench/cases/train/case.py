@@ -7,15 +7,17 @@ the others. Rows that save write a checkpoint of model and optimizer every so ma
 
 import statistics
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 
-from gdsdata.bench.cases.loader import copying
+from gdsdata.bench.cases.loader.copying import Copying
 from gdsdata.bench.cases.train import models
-from gdsdata.bench.cases.train.row import TRIAL_STEPS, saver_of
+from gdsdata.bench.cases.train.row import saver_of
 from gdsdata.bench.data import images, text
 from gdsdata.bench.data.made import DataError
+from gdsdata.bench.data.sources import DataSet
 from gdsdata.bench.harness.process import RowFailed
 from gdsdata.bench.harness.tables import Table
 from gdsdata.bench.measure import intervals, limits, system
@@ -27,14 +29,16 @@ REACHED = 1.2  # times the wanted step: a longer one is noted
 
 
 @dataclass
-class Work(copying.Work):
+class Work(DataSet):
     """One kind of work: the files, and how often a step goes through the model's body."""
 
+    folder: Path | None = None  # of checkpoints
     repeats: float = 1
 
 
-class Train(copying.Copying):
+class Train(Copying):
     no_peers, has_folder = (CEILING,), True
+    of_runs = ("device_step_s", "waiting_share", "next_s", "idle_share", "cpu_cores")
 
     def sources(self):
         settings = self.settings.data
@@ -50,7 +54,7 @@ class Train(copying.Copying):
                     f"{kind}: {source.samples} samples are not one batch of {self.batch_size(kind)}: set "
                     "case.batch_size= to less, or data.size_bytes= (case.images=) to more"
                 )
-            work = Work(kind, source)
+            work = Work(kind, source, self.batch_size(kind), folder=self.files_folder)
             if self.case.step_ms:
                 self.calibrate(work)
             yield work
@@ -63,8 +67,8 @@ class Train(copying.Copying):
         process, wanted_s = self.process("calibration"), self.case.step_ms / 1e3
         with self.progress.step(f"steps: {work.kind}"):
             try:
-                process.ask("load", row=self.row_class(), peer="ceiling", device=self.device, **self.load_command(work))
-                found = process.ask("calibrate", dtype=self.dtypes(work, None)[0], step_s=wanted_s)
+                process.ask("load", key="ceiling", **self.load_command(work))
+                found = process.ask("calibrate", dtype=self.dtypes(work, None)[0])
             except RowFailed as failed:
                 raise ValueError(f"case.step_ms={self.case.step_ms:g}, {work.kind}: {failed}") from None
             finally:
@@ -78,12 +82,7 @@ class Train(copying.Copying):
             )
 
     def facts(self, source):
-        return self.files_facts(source) | {
-            "samples": source.source.samples,
-            "sample_bytes": source.source.sample_bytes,
-            "batch_size": self.batch_size(source.kind),
-            "repeats": source.repeats,
-        }
+        return self.files_facts(source) | source.facts() | {"repeats": source.repeats}
 
     def dtypes(self, source, cache):
         return ["raw" if source.kind == "text" else np.dtype(source.source.dtype).name]
@@ -96,34 +95,14 @@ class Train(copying.Copying):
         saver = saver_of(peer)
         return super().missing(peer) or (saver.lacks() if saver else "")
 
-    def load_command(self, source):
-        return {
-            "work": source.kind,
-            "repeats": source.repeats,
-            "folder": self.files_folder,
-            "source": source.source,
-            "batch_size": self.batch_size(source.kind),
-            "seed": self.case.seed,
-            "engine": self.settings.engine,
-            "copies": self.copies,
-        }
-
     def verify_command(self, row):
         """With the workers that the loader's row without saving has found best, if it has."""
         loader_row = next((one for one in row.table.rows if one.key == base_key(row.key) and one is not row), None)
         workers = loader_row.checked.get("workers") if loader_row else None
-        trial_steps = min(TRIAL_STEPS, self.case.steps)
-        batches = self.case.verify_batches
-        return {"dtype": row.table.dtype, "batches": batches, "workers": workers, "trial_steps": trial_steps}
+        return {"dtype": row.table.dtype, "workers": workers}
 
     def touched_bytes(self, source):
         return TOUCHED_BYTES
-
-    def run(self, row):
-        read = self.read_by(row)
-        resident = self.with_cache(read, row.table.cache)
-        asked = {name: getattr(self.case, name) for name in ("steps", "warm_up", "run_seconds", "checkpoint_every")}
-        return row.process.run(dtype=row.table.dtype, **asked) | {"resident_before": resident}
 
     def take_limits(self, table, seconds):
         """Measures what bytes cross: the GPU's link, both ways, or the CPU's memory."""
@@ -147,13 +126,9 @@ class Train(copying.Copying):
     def summary(self, row):
         runs, stalls = row.runs, [stall for run in row.runs for stall in run["stalls_s"]]
         state_bytes = max((run["state_bytes"] for run in runs), default=0)
-        return row.summary() | {
+        return super().summary(row) | {
             "steps_per_s": system.spread([run["steps"] / run["seconds"] for run in runs]),
             "wall_step_s": system.spread([run["seconds"] / run["steps"] for run in runs]),
-            **{
-                name: row.spread(name)
-                for name in ("device_step_s", "waiting_share", "next_s", "idle_share", "cpu_cores")
-            },
             "saves": len(stalls),
             "state_bytes": state_bytes or None,
             "stall_s": intervals.described(stalls) if stalls else None,

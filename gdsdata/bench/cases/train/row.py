@@ -20,7 +20,6 @@ from gdsdata.bench.cases.loader.row import BatchRow
 from gdsdata.bench.cases.train import models
 from gdsdata.bench.data import images
 from gdsdata.bench.measure import device, system
-from gdsdata.bench.peers import registry
 from gdsdata.bench.peers.ceiling import truth_of
 
 HOST_AHEAD = 2  # steps that the host may be ahead of the device
@@ -55,20 +54,21 @@ class TrainRow(BatchRow):
     training: Any = None
     saver: Any = None
 
-    def __init__(self, peer, work, repeats, folder, **of_loader):
-        self.work, self.repeats, self.folder = work, repeats, folder
-        self.saving, self.cpu_used = contextlib.ExitStack(), 0.0
-        super().__init__(peer, **of_loader)
-        models.Training(work, self.source.shape, self.device)  # It imports much of torch, while other rows do so too.
-
-    def find(self, key):
-        return registry.find("train", key, self.work)
+    def set_up(self):
+        super().set_up()
+        self.saving, self.cpu_used, self.work = contextlib.ExitStack(), 0.0, self.source.kind
+        self.make_training()  # It imports much of torch, while other rows do so too.
+        self.training = None
 
     def plain_reading(self):
-        return truth_of(self.source)
+        return truth_of(self.source.source)
+
+    def make_training(self):
+        shape, repeats = self.data.shape, self.source.repeats
+        self.training = models.Training(self.work, shape, self.device, repeats, self.settings.seed)
 
     def get_ready(self, dtype):
-        self.training = models.Training(self.work, self.source.shape, self.device, self.repeats, self.seed)
+        self.make_training()
         self.construct(dtype)
 
     def close(self):
@@ -89,14 +89,14 @@ class TrainRow(BatchRow):
 
     # Verifying:
 
-    def verify(self, dtype, batches, workers=None, trial_steps=TRIAL_STEPS):
-        self.choose(dtype, workers, trial_steps)
-        checked = super().verify(dtype, batches)
+    def verify(self, dtype, workers=None):
+        self.choose(dtype, workers)
+        checked = super().verify(dtype)
         if saver_of(self.peer_class):
             checked["checked_bytes"] = self.verify_checkpoint(dtype)
         return checked
 
-    def choose(self, dtype, workers, trial_steps):
+    def choose(self, dtype, workers):
         """The peer with that many workers, or else with as many as its loop is fastest with."""
         if not hasattr(self.peer_class, "choices"):
             return
@@ -111,6 +111,7 @@ class TrainRow(BatchRow):
                 batches = self.batches()
                 self.take(batches, HOST_AHEAD)  # the workers' start is not the loop's
                 started = time.perf_counter()
+                trial_steps = min(TRIAL_STEPS, self.settings.steps)
                 steps = len(self.take(batches, trial_steps, seconds=TRIAL_SECONDS).steps)
                 rates[choice] = steps / (time.perf_counter() - started)
             except ValueError as error:  # Each of many workers may have less than a batch.
@@ -124,12 +125,12 @@ class TrainRow(BatchRow):
     def compare(self, epoch, place, ids, batch, dtype):
         if self.work != "images":
             return super().compare(epoch, place, ids, batch, dtype)
-        shape, where = (len(batch), *self.source.shape), f"epoch {epoch}, batch {place}"
+        shape, where = (len(batch), *self.data.shape), f"epoch {epoch}, batch {place}"
         if tuple(batch.shape) != shape or batch.dtype != torch.uint8:
             raise ValueError(f"{where}: {batch.dtype} {tuple(batch.shape)} came, torch.uint8 {shape} was due")
         numbers = ids or images.numbers_in(batch)
-        if max(numbers) >= self.source.samples or len(set(numbers)) < len(numbers):
-            raise ValueError(f"{where}: its images say that they are {numbers}, of {self.source.samples}")
+        if max(numbers) >= self.data.samples or len(set(numbers)) < len(numbers):
+            raise ValueError(f"{where}: its images say that they are {numbers}, of {self.data.samples}")
         expected = torch.from_numpy(self.truth.batch(numbers, dtype))
         differences = (batch.cpu().float() - expected.float()).abs().mean((1, 2, 3)).tolist()
         difference, number = max(zip(differences, numbers, strict=True))
@@ -160,12 +161,12 @@ class TrainRow(BatchRow):
 
     # Running:
 
-    def calibrate(self, dtype, step_s):
+    def calibrate(self, dtype):
         """The body's repeats for steps of that many seconds, and what they then take."""
         try:
             self.get_ready(dtype)
             batch = next(self.batches())
-            self.training.repeats = self.training.repeats_for(batch, step_s)
+            self.training.repeats = self.training.repeats_for(batch, self.settings.step_ms / 1e3)
             return {"repeats": self.training.repeats, "step_s": self.training.step_s(batch)}
         finally:
             self.close()
@@ -174,7 +175,7 @@ class TrainRow(BatchRow):
         saver = saver_of(self.peer_class)
         if saver is None:
             return
-        saved_in = self.saving.enter_context(tempfile.TemporaryDirectory(dir=self.folder))
+        saved_in = self.saving.enter_context(tempfile.TemporaryDirectory(dir=self.source.folder))
         self.saver = self.saving.enter_context(contextlib.closing(saver(self.device, self.engine)))
         self.saver.open(saved_in, self.training.state())
 
@@ -206,7 +207,8 @@ class TrainRow(BatchRow):
         device.synchronize(self.device)
         return times
 
-    def run(self, dtype, steps, warm_up, run_seconds, checkpoint_every):
+    def run(self, dtype, cache):
+        steps, run_seconds = self.settings.steps, self.settings.run_seconds
         self.start_cpu_clock()
         self.get_ready(dtype)
         batches = self.batches()
@@ -215,10 +217,10 @@ class TrainRow(BatchRow):
         if self.saver:  # the first one also makes the memory that the next ones use again
             self.save(0)
             self.saver.wait()
-        self.take(batches, warm_up, seconds=run_seconds)
+        self.take(batches, self.settings.warm_up, seconds=run_seconds)
         served_before, process = self.peer.served(), os.getpid()
         cpu_before, started = system.tree_cpu_seconds(process), time.perf_counter()
-        times = self.take(batches, steps, checkpoint_every if self.saver else None, run_seconds)
+        times = self.take(batches, steps, self.settings.checkpoint_every if self.saver else None, run_seconds)
         elapsed = time.perf_counter() - started
         self.cpu_used = system.tree_cpu_seconds(process) - cpu_before
         if self.saver:
@@ -253,8 +255,8 @@ class TrainRow(BatchRow):
     def stored_sample_bytes(self):
         """On average, as stored: of images, the JPEGs and the tar around them."""
         if self.work == "images":
-            return self.source.file_bytes // self.source.samples
-        return self.source.sample_bytes
+            return self.data.file_bytes // self.data.samples
+        return self.data.sample_bytes
 
     def after(self):
         """The CPU time of the timed steps, with workers, and of what came before and after."""

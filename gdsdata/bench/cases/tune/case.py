@@ -13,10 +13,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from gdsdata.bench.cases.loader.row import TOUCHED_BYTES, VERIFIED_BYTES
+from gdsdata.bench.cases.loader.row import TOUCHED_BYTES
 from gdsdata.bench.cases.settings import overrides, quoted
 from gdsdata.bench.cases.tune import answers
-from gdsdata.bench.cases.tune.row import ROWS, WrongBytes
+from gdsdata.bench.cases.tune.row import WrongBytes
 from gdsdata.bench.cases.tune.search import Refused, Search, confirmed
 from gdsdata.bench.cases.tune.settings import LEAST_PAIRS, SEARCHED
 from gdsdata.bench.data import sources
@@ -29,6 +29,7 @@ from gdsdata.bench.measure import device, limits, system
 from gdsdata.io.options import MIB, EngineOptions
 
 KEY = "gdsdata"  # of the process
+ROWS = {"read": "Reads", "batches": "Batches", "write": "Writes"}
 SEARCHING = 0.6  # of the budget
 LIMIT_TURNS = 2
 DEFAULT_RUNS = 3  # if nothing better was found
@@ -36,13 +37,14 @@ OF_STORAGE = ("queue_depth", "request_bytes", "bounce_bytes")  # Reads from the 
 
 
 @dataclass
-class Files:
+class Files(sources.CaseSource):
     """Files that are read, or the folder that is written to."""
 
     kind: str
     files: list
     tensor_bytes: int
     origin: str
+    data: sources.DataSet | None = None  # of kind "batches"
 
     @property
     def file_bytes(self):
@@ -75,8 +77,9 @@ class Tune(Case):
         settings = self.settings.data
         kind = sources.kind_of(settings.path) if settings.path else {"all": "tokens"}.get(settings.kind, settings.kind)
         with self.progress.bytes(f"data: {kind}", settings.size_bytes) as advance:
-            self.samples = sources.source_for(kind, settings, advance)
-        return Files("batches", self.samples.files, 0, self.samples.summary())
+            source = sources.source_for(kind, settings, advance)
+        data = sources.DataSet(kind, source, self.case.batch_size or (64 if kind == "tokens" else 16))
+        return Files("batches", source.files, 0, source.summary(), data)
 
     def files_source(self, work):
         settings, size = self.settings.data, self.case.tensor_bytes
@@ -102,21 +105,8 @@ class Tune(Case):
             return ["warm"]
         return super().caches(source)
 
-    def batch_size(self):
-        return self.case.batch_size or (64 if self.samples.kind == "tokens" else 16)
-
-    def cold_samples(self):
-        return min(8192 if self.samples.kind == "tokens" else self.samples.samples, self.samples.samples)
-
-    def load_command(self, source):
-        about = {"files": source.files, "tensor_bytes": source.tensor_bytes}
-        if source.kind == "write":
-            about = {"folder": source.files[0], "tensor_bytes": source.tensor_bytes, "seed": self.case.seed}
-        elif source.kind == "batches":
-            about = {"source": self.samples, "batch_size": self.batch_size(), "seed": self.case.seed}
-            kept = max(1, VERIFIED_BYTES // 8 // (self.batch_size() * self.samples.sample_bytes))
-            about |= {"samples": self.cold_samples(), "verify_batches": min(8, kept)}
-        return about | {"row": f"{ROWS[source.kind].__module__}:{ROWS[source.kind].__name__}"}
+    def row_class(self, source):
+        return f"{__package__}.row:{ROWS[source.kind]}"
 
     def touched_bytes(self, source):
         return TOUCHED_BYTES if source.kind == "batches" else 2 * source.tensor_bytes
@@ -261,7 +251,7 @@ class Tune(Case):
         """The nearest case of the bench, with these options."""
         settings, source = self.settings.data, table.source
         if source.kind == "batches":
-            parts = ["case=loader", f"data={self.samples.kind}", *overrides("data", settings, ["kind"])]
+            parts = ["case=loader", f"data={source.data.kind}", *overrides("data", settings, ["kind"])]
         else:
             parts = ["case=latency", f"case.work=[{source.kind}]", f"case.sizes_bytes=[{source.tensor_bytes}]"]
             folder = place_for_writes(settings) if settings.path else settings.folder
@@ -278,14 +268,14 @@ class Tune(Case):
         if source.kind == "write":
             return limits.durable_writes(source.files[0], source.tensor_bytes)
         if source.kind == "batches":
-            table = Table(self.samples, table.dtype, table.cache)
+            table = Table(source.data.source, table.dtype, table.cache)
         return super().take_limits(table, seconds)
 
     def limit_for(self, table, found):
         if table.source.kind != "batches":
             return super().limit_for(table, found)
-        rate, name = limits.limit_for(self.samples, table.cache, self.cold_samples(), found)
-        return rate and rate * self.samples.sample_bytes / 1e9, name
+        data = table.source.data
+        return limits.limit_for(data.source, table.cache, data.cold_samples(), found)
 
 
 def rate_of(run):

@@ -17,12 +17,15 @@ import torch
 
 import gdsdata
 from gdsdata.bench.cases.loader.row import LoaderRow
+from gdsdata.bench.cases.loader.settings import LoaderSettings
 from gdsdata.bench.data.checkpoints import checksum
 from gdsdata.bench.harness.row import Row
 from gdsdata.bench.measure import device as gpu
+from gdsdata.bench.peers.gdsdata.batches import Batches as OurBatches
 from gdsdata.bench.peers.protocols import Peer, counted
 
 VERIFIED_BYTES = 64 * 2**20  # of files, at each setting; one call at least
+VERIFIED_BATCHES_BYTES = 20 * 2**20  # of batches, the same
 OPENING_BATCHES = 4
 
 
@@ -36,10 +39,12 @@ class EngineRow(Row, ABC):
     path = ""
     places: list
 
-    def __init__(self, peer, tensor_bytes, device):
-        super().__init__(peer, Peer, device)
+    def set_up(self):
         torch.set_num_threads(1)  # Others that compared bytes would still spin while the next run is timed.
-        self.tensor = torch.zeros(tensor_bytes, dtype=torch.uint8, device=device)
+        self.tensor = torch.zeros(self.source.tensor_bytes, dtype=torch.uint8, device=self.device)
+
+    def find(self):
+        return Peer
 
     def verify(self, options):
         self.open(options)
@@ -81,12 +86,10 @@ class EngineRow(Row, ABC):
 class Reads(EngineRow):
     """Files from end to end, in reads of `tensor_bytes`; the last one of a file may be shorter."""
 
-    def __init__(self, peer, files, tensor_bytes, device):
-        sizes = [(path, os.path.getsize(path)) for path in files]
-        self.places = [
-            (path, at, min(tensor_bytes, size - at)) for path, size in sizes for at in range(0, size, tensor_bytes)
-        ]
-        super().__init__(peer, max(size for _, _, size in self.places), device)
+    def set_up(self):
+        super().set_up()
+        most, sizes = self.source.tensor_bytes, [(path, os.path.getsize(path)) for path in self.source.files]
+        self.places = [(path, at, min(most, size - at)) for path, size in sizes for at in range(0, size, most)]
 
     def call(self, place):
         path, offset, size = place
@@ -118,11 +121,11 @@ class Writes(EngineRow):
 
     path = "write"
 
-    def __init__(self, peer, folder, tensor_bytes, seed, device):
-        super().__init__(peer, tensor_bytes, device)
-        torch.manual_seed(seed)
+    def set_up(self):
+        super().set_up()
+        torch.manual_seed(self.settings.seed)
         self.tensor.random_(0, 256)
-        self.places = [os.path.join(folder, "written.bin")]
+        self.places = [os.path.join(self.source.files[0], "written.bin")]
 
     def call(self, place):
         self.peer.write(place, self.tensor).result()
@@ -150,17 +153,21 @@ class Writes(EngineRow):
 class Batches(Row):
     """Shuffled batches of GDSDataset, as case=loader takes them."""
 
-    def __init__(self, peer, samples, verify_batches, **of_loader):
-        self.loader = LoaderRow(peer, engine={}, **of_loader)
-        super().__init__(peer, self.loader.peer_class, self.loader.device)
+    def set_up(self):
+        data = self.source.data
+        kept = max(1, VERIFIED_BATCHES_BYTES // (data.batch_size * data.source.sample_bytes))
+        as_loader = LoaderSettings(seed=self.settings.seed, verify_batches=min(8, kept))
+        self.loader = LoaderRow(self.key, data, as_loader, {}, self.device)
         torch.set_num_threads(1)
-        self.samples, self.verify_batches = samples, verify_batches
+
+    def find(self):
+        return OurBatches
 
     def verify(self, options):
         self.open(options)  # Options that are impossible are no wrong bytes.
         self.close()
         try:
-            found = self.loader.verify("raw", self.verify_batches)
+            found = self.loader.verify("raw")
         except ValueError as error:
             raise WrongBytes(str(error)) from error
         return {name: found[name] for name in ("checked_batches", "engine_depth") if name in found}
@@ -170,13 +177,10 @@ class Batches(Row):
         self.loader.open("raw", OPENING_BATCHES)
 
     def run(self, seconds, once):
-        epochs, samples = (1, self.samples) if once else (10**6, None)
+        epochs, samples = (1, self.source.data.cold_samples()) if once else (10**6, None)
         self.start_cpu_clock()
-        found = self.loader.run("raw", epochs, seconds, samples)
+        found = self.loader.timed("raw", epochs, seconds, samples)
         return {name: found[name] for name in ("bytes", "seconds", "served", "path")}
 
     def close(self):
         self.loader.close()
-
-
-ROWS = {"read": Reads, "batches": Batches, "write": Writes}
