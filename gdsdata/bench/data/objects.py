@@ -22,6 +22,11 @@ class Piece(NamedTuple):
     offset: int
     length: int
 
+    @property
+    def range(self):
+        """Return the value of the header `Range`."""
+        return f"bytes={self.offset}-{self.offset + self.length - 1}"
+
 
 @dataclass(frozen=True)
 class Access:
@@ -127,8 +132,7 @@ class Truth:
     def of(self, piece):
         if piece.key in self.maps:
             return self.maps[piece.key][piece.offset : piece.offset + piece.length]
-        part = f"bytes={piece.offset}-{piece.offset + piece.length - 1}"
-        answer = self.client.get_object(Bucket=self.objects.access.bucket, Key=piece.key, Range=part)
+        answer = self.client.get_object(Bucket=self.objects.access.bucket, Key=piece.key, Range=piece.range)
         return np.frombuffer(answer["Body"].read(), np.uint8)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from gdsdata.bench.data.made import DataError, data_folder, make
 
@@ -61,6 +62,10 @@ class Source:
     @property
     def itemsize(self):
         return np.dtype(self.dtype).itemsize
+
+    @property
+    def torch_dtype(self):
+        return getattr(torch, np.dtype(self.dtype).name)
 
     @property
     def sample_bytes(self):

@@ -34,8 +34,7 @@ class AwsCrt(RemotePeer):
         host, path = f"{self.access.bucket}.s3.{self.access.region}.amazonaws.com", f"/{piece.key}"
         if self.access.endpoint_url:
             host, path = self.access.endpoint_url.partition("://")[2], f"/{self.access.bucket}/{piece.key}"
-        part = f"bytes={piece.offset}-{piece.offset + piece.length - 1}"
-        return http.HttpRequest("GET", path, http.HttpHeaders([("Host", host), ("Range", part)]))
+        return http.HttpRequest("GET", path, http.HttpHeaders([("Host", host), ("Range", piece.range)]))
 
     def read(self, feed, take):
         free = threading.Semaphore(self.connections)

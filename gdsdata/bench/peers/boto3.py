@@ -13,8 +13,7 @@ class Boto3(ThreadsPeer):
         self.client = self.access.client(max_pool_connections=self.connections)
 
     def fetch(self, piece):
-        part = f"bytes={piece.offset}-{piece.offset + piece.length - 1}"
-        return self.client.get_object(Bucket=self.access.bucket, Key=piece.key, Range=part)["Body"].read()
+        return self.client.get_object(Bucket=self.access.bucket, Key=piece.key, Range=piece.range)["Body"].read()
 
     def close(self):
         self.client.close()

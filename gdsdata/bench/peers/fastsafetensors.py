@@ -5,7 +5,7 @@ import torch.distributed
 from gdsdata.bench.measure import device
 from gdsdata.bench.peers.protocols import LoadPeer, borrowed
 from gdsdata.bench.peers.registry import serves
-from gdsdata.bench.peers.replicas import by_itself
+from gdsdata.bench.peers.replicas import by_itself, in_group
 
 
 @serves("load")
@@ -27,12 +27,6 @@ class FastSafetensors(LoadPeer):
             return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no dictionary)
 
 
-@serves("replicas")
-class FastSafetensorsTogether(FastSafetensors):
-    key, name = "fastsafetensors_group", "fastsafetensors, distributed"
-    setting = f"{FastSafetensors.setting}; pg= of all ranks: rank 0 reads the file, and passes it on"
-    kinds, together = ("safetensors",), True
-
-
+serves("replicas")(in_group(FastSafetensors, "pg= of all ranks: rank 0 reads the file, and passes it on"))
 serves("replicas")(by_itself(FastSafetensors, "safetensors"))
 serves("checkpoint")(borrowed(FastSafetensors))

@@ -5,7 +5,7 @@ import torch.distributed
 from gdsdata.bench.measure import device
 from gdsdata.bench.peers.protocols import LoadPeer, borrowed
 from gdsdata.bench.peers.registry import serves
-from gdsdata.bench.peers.replicas import by_itself
+from gdsdata.bench.peers.replicas import by_itself, in_group
 
 
 @serves("load")
@@ -36,21 +36,8 @@ class InstantTensorBuffered(InstantTensor):
     policy = "BUFFERED"
 
 
-@serves("replicas")
-class InstantTensorTogether(InstantTensor):
-    key, name = "instanttensor_group", "InstantTensor, distributed"
-    setting = f"{InstantTensor.setting}; process_group= of all ranks"
-    kinds, together = ("safetensors",), True
-
-
-@serves("replicas")
-class InstantTensorBufferedTogether(InstantTensorBuffered):
-    key, name = "instanttensor_buffered_group", "InstantTensor, buffered, distributed"
-    setting = f"{InstantTensorBuffered.setting}; process_group= of all ranks"
-    kinds, together = ("safetensors",), True
-
-
-serves("replicas")(by_itself(InstantTensor, "safetensors"))
-serves("replicas")(by_itself(InstantTensorBuffered, "safetensors"))
-serves("checkpoint")(borrowed(InstantTensor))
-serves("checkpoint")(borrowed(InstantTensorBuffered))
+for library in (InstantTensor, InstantTensorBuffered):
+    serves("replicas")(in_group(library, "process_group= of all ranks"))
+for library in (InstantTensor, InstantTensorBuffered):
+    serves("replicas")(by_itself(library, "safetensors"))
+    serves("checkpoint")(borrowed(library))

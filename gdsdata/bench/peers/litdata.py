@@ -14,11 +14,14 @@ class LitData(Shards):
     def open(self):
         import litdata
 
-        folder = os.path.dirname(self.source.files[0])
-        dataset = litdata.StreamingDataset(folder, shuffle=True, seed=self.seed, drop_last=False)
+        where = self.where() | {"shuffle": True, "seed": self.seed, "drop_last": False}
         self.loader = litdata.StreamingDataLoader(
-            dataset, batch_size=self.batch_size, collate_fn=stacked, **self.loader_options
+            litdata.StreamingDataset(**where), batch_size=self.batch_size, collate_fn=stacked, **self.loader_options
         )
+
+    def where(self):
+        """Return the arguments that say where the chunks are."""
+        return {"input_dir": os.path.dirname(self.source.files[0])}
 
     def may_stay_open(self):
         return False  # It maps chunks.

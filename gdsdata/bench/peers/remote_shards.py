@@ -6,8 +6,7 @@ import shutil
 from gdsdata.bench.peers.litdata import LitData
 from gdsdata.bench.peers.mosaic import Mosaic
 from gdsdata.bench.peers.registry import serves
-from gdsdata.bench.peers.torch_dataloader import as_it_is
-from gdsdata.bench.peers.webdataset import SHUFFLE_BUFFER, Shards, WebDataset, stacked
+from gdsdata.bench.peers.webdataset import SHUFFLE_BUFFER, Shards, WebDataset
 
 
 class FromStore(Shards):
@@ -29,20 +28,13 @@ def allow_plain_http(access):
 class RemoteLitData(FromStore, LitData):
     setting = "LitData's StreamingDataset(s3://..., cache_dir=), shuffle=True, and its StreamingDataLoader"
 
-    def open(self):
-        import litdata
-
+    def where(self):
         access = self.source.objects.access
         allow_plain_http(access)
         keys = {"aws_access_key_id": access.access_key, "aws_secret_access_key": access.secret_key}
         options = {"endpoint_url": access.endpoint_url or None, "region_name": access.region, **keys}
-        dataset = litdata.StreamingDataset(
-            self.source.folder_url, cache_dir=self.source.cache_folder, shuffle=True, seed=self.seed, drop_last=False,
-            storage_options=options,
-        )  # fmt: skip
-        self.loader = litdata.StreamingDataLoader(
-            dataset, batch_size=self.batch_size, collate_fn=stacked, **self.loader_options
-        )
+        folders = {"input_dir": self.source.folder_url, "cache_dir": self.source.cache_folder}
+        return {**folders, "storage_options": options}
 
 
 @serves("remote")
@@ -53,34 +45,15 @@ class RemoteWebDataset(FromStore, WebDataset):
     def lacks(cls):
         return "" if shutil.which("curl") else "it reads URLs by the program curl, which is missing"
 
-    def open(self):
-        import webdataset
-
-        urls = self.source.signed
-        shards = webdataset.WebDataset(
-            urls, shardshuffle=len(urls), empty_check=False, seed=self.seed, cache_dir=self.source.cache_folder
-        )
-        batches = shards.shuffle(SHUFFLE_BUFFER).batched(self.batch_size, **self.batching())
-        self.loader = webdataset.WebLoader(batches, batch_size=None, collate_fn=as_it_is, **self.loader_options)
+    def where(self):
+        return {"urls": self.source.signed, "cache_dir": self.source.cache_folder}
 
 
 @serves("remote")
 class RemoteMosaic(FromStore, Mosaic):
     setting = "MosaicML's StreamingDataset(remote=s3://..., local=), shuffle=True (py1e), and its StreamingDataLoader"
 
-    def open(self):
-        import streaming
-
+    def where(self):
         os.environ.update(self.source.objects.access.environment())
         os.environ["S3_ENDPOINT_URL"] = self.source.objects.access.endpoint_url
-        streaming.base.util.clean_stale_shared_memory()
-        order = {"shuffle": True, "shuffle_algo": "py1e", "shuffle_seed": self.seed}
-        dataset = streaming.StreamingDataset(
-            remote=self.source.folder_url, local=self.source.cache_folder, batch_size=self.batch_size, **order
-        )
-        self.loader = streaming.StreamingDataLoader(
-            dataset, batch_size=self.batch_size, collate_fn=stacked, **self.loader_options
-        )
-
-    def close(self):
-        super(Mosaic, self).close()
+        return {"remote": self.source.folder_url, "local": self.source.cache_folder}

@@ -26,6 +26,13 @@ def by_itself(library, *kinds):
     return type(library.__name__, (library,), said)
 
 
+def in_group(library, how):
+    """Make the row of case=replicas of a LoadPeer of safetensors that loads with the group, if it is `together`."""
+    said = {"key": f"{library.key}_group", "name": f"{library.name}, distributed", "kinds": ("safetensors",)}
+    said |= {"setting": f"{library.setting}; {how}", "together": True, "__module__": library.__module__}
+    return type(f"{library.__name__}InGroup", (library,), said)
+
+
 class BroadcastPeer(ReplicaPeer):
     """Rank 0 loads, and sends each tensor to the others, which know its name and size.
 

@@ -2,7 +2,6 @@
 
 import os
 
-import numpy as np
 import torch
 
 from gdsdata.bench.measure import device
@@ -25,8 +24,8 @@ class Spdl(BatchPeer):
         self.threads = min(8, len(os.sched_getaffinity(0)))
 
     def batch(self, ids):
-        dtype = getattr(torch, np.dtype(self.source.dtype).name)
-        batch = torch.empty((len(ids), *self.source.shape), dtype=dtype, pin_memory=self.on_gpu)
+        shape = (len(ids), *self.source.shape)
+        batch = torch.empty(shape, dtype=self.source.torch_dtype, pin_memory=self.on_gpu)
         for index, place in zip(ids.tolist(), batch.numpy(), strict=True):
             self.read(index, place)
         return batch

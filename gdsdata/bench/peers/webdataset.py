@@ -50,10 +50,15 @@ class WebDataset(Shards):
     def open(self):
         import webdataset
 
-        files = self.source.files
-        shards = webdataset.WebDataset(files, shardshuffle=len(files), empty_check=False, seed=self.seed)
+        where = self.where()
+        order = {"shardshuffle": len(where["urls"]), "seed": self.seed}
+        shards = webdataset.WebDataset(**where, **order, empty_check=False)
         batches = shards.shuffle(SHUFFLE_BUFFER).batched(self.batch_size, **self.batching())
         self.loader = webdataset.WebLoader(batches, batch_size=None, collate_fn=as_it_is, **self.loader_options)
+
+    def where(self):
+        """Return the arguments that say where the tars are."""
+        return {"urls": self.source.files}
 
     @property
     def data_loader(self):

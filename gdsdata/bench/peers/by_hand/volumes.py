@@ -58,9 +58,8 @@ class ReadRing(BatchPeer):
         self.keeps_batches = self.on_gpu
         self.read = VolumeReader(self.source)
         if self.on_gpu:
-            dtype = getattr(torch, np.dtype(self.source.dtype).name)
             shape = (self.batch_size, *self.source.shape)
-            self.ring = [device.pinned(shape, dtype) for _ in range(self.depth)]
+            self.ring = [device.pinned(shape, self.source.torch_dtype) for _ in range(self.depth)]
             self.copied = [device.copied_event() for _ in range(self.depth)]
         else:
             self.ring = [torch.from_numpy(self.read.empty(self.batch_size)) for _ in range(self.depth)]

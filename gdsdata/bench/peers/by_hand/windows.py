@@ -15,7 +15,7 @@ from gdsdata.bench.peers.registry import serves
 
 def open_tokens(source, advice=None):
     """Map each file as a flat tensor; a mapping keeps no descriptor open."""
-    files, dtype = [], getattr(torch, np.dtype(source.dtype).name)
+    files, dtype = [], source.torch_dtype
     for path, header in zip(source.files, source.headers, strict=True):
         mapped = torch.from_file(path, shared=False, size=os.path.getsize(path) // source.itemsize, dtype=dtype)
         if advice is not None:
@@ -75,8 +75,8 @@ class Gather(BatchPeer):
 
     def open(self):
         if self.on_gpu:
-            dtype = getattr(torch, np.dtype(self.source.dtype).name)
-            self.slots = device.PinnedSlots(self.device, (self.batch_size, *self.source.shape), dtype)
+            shape = (self.batch_size, *self.source.shape)
+            self.slots = device.PinnedSlots(self.device, shape, self.source.torch_dtype)
 
     def epoch(self, epoch):
         for ids in shuffled(self.source.samples, self.seed, epoch).split(self.batch_size):

@@ -5,7 +5,6 @@ import os
 import time
 
 import numpy as np
-import torch
 
 import gdsdata
 from gdsdata import formats
@@ -124,10 +123,9 @@ class TarBatches(Batches):
         return False  # It maps what it has read of them.
 
     def epoch(self, epoch):
-        dtype = getattr(torch, np.dtype(self.source.dtype).name)
         for batch in super().epoch(epoch):
             members = batch["npy"].values.view(len(batch["npy"].offsets) - 1, -1)
-            yield members[:, -self.source.sample_bytes :].view(dtype).view(-1, *self.source.shape)
+            yield members[:, -self.source.sample_bytes :].view(self.source.torch_dtype).view(-1, *self.source.shape)
 
 
 serves("train")(saving(Batches, Async, "gdsdata_saving"))

@@ -11,7 +11,14 @@ from gdsdata.bench.peers.gdsdata.checkpoints import Counts
 from gdsdata.bench.peers.registry import serves
 from gdsdata.bench.peers.replicas import DcpPeer, ReplicaPeer
 
-BY_ITSELF = "the same by each rank for itself"
+
+def with_alone(peer):
+    """Register a row, and the same without the group."""
+    setting = f"the same by each rank for itself, {peer.without}"
+    alone = {"key": f"{peer.key}_alone", "name": f"{peer.name}, by itself", "setting": setting, "together": False}
+    for one in (peer, type(f"{peer.__name__}Alone", (peer,), {**alone, "__module__": peer.__module__})):
+        serves("replicas")(one)
+    return peer
 
 
 class Counted(ReplicaPeer):
@@ -27,9 +34,9 @@ class Counted(ReplicaPeer):
         return self.counts.served()
 
 
-@serves("replicas")
+@with_alone
 class Load(Counted):
-    key, name = "gdsdata", "gdsdata"
+    key, name, without = "gdsdata", "gdsdata", "without group="
     setting = 'gdsdata.load(group="auto"): the ranks read once what all want'
     kinds, together = ("safetensors", "pt"), True
 
@@ -39,15 +46,9 @@ class Load(Counted):
             return gdsdata.load(self.source.place, self.device, group=group, options=self.options)
 
 
-@serves("replicas")
-class LoadAlone(Load):
-    key, name = "gdsdata_alone", "gdsdata, by itself"
-    setting, together = f"{BY_ITSELF}, without group=", False
-
-
-@serves("replicas")
+@with_alone
 class Dcp(DcpPeer, Counted):
-    key, name = "gdsdata", "gdsdata"
+    key, name, without = "gdsdata", "gdsdata", "with read_once=False"
     setting = "torch's dcp.load with gdsdata's GDSStorageReader and GDSLoadPlanner(read_once=True)"
     together = True
 
@@ -55,12 +56,6 @@ class Dcp(DcpPeer, Counted):
         reader = gdsdata.GDSStorageReader(self.source.place, options=self.options)
         with self.counts:
             return self.loaded(reader, planner=gdsdata.GDSLoadPlanner(read_once=self.together))
-
-
-@serves("replicas")
-class DcpAlone(Dcp):
-    key, name = "gdsdata_alone", "gdsdata, by itself"
-    setting, together = f"{BY_ITSELF}, with read_once=False", False
 
 
 @functools.cache
@@ -71,18 +66,12 @@ def mesh_of(kind):
     return init_device_mesh(kind, (1, torch.distributed.get_world_size()), mesh_dim_names=("dp", "tp"))
 
 
-@serves("replicas")
+@with_alone
 class Volumes(Batches):
-    key, name = "gdsdata", "gdsdata"
+    key, name, without = "gdsdata", "gdsdata", "with share_reads=False"
     setting = "GDSDataset with Sharding(share_reads=True): each rank reads its part of every batch"
     kinds, together = ("volumes",), True
 
     def sharding(self):
         mesh = mesh_of("cuda" if device.is_cuda(self.device) else "cpu")
         return gdsdata.Sharding(device_mesh=mesh, dp_dim="dp", share_reads=self.together)
-
-
-@serves("replicas")
-class VolumesAlone(Volumes):
-    key, name = "gdsdata_alone", "gdsdata, by itself"
-    setting, together = f"{BY_ITSELF}, with share_reads=False", False
