@@ -12,9 +12,9 @@ from test_bench_compare import documented, unnamed
 from gdsdata.bench import cases, compare, settings
 from gdsdata.bench import run as bench_run
 from gdsdata.bench.cases.settings import quoted
-from gdsdata.bench.cases.tune import answers, search
 from gdsdata.bench.cases.tune import case as tune
 from gdsdata.bench.cases.tune import row as tune_row
+from gdsdata.bench.cases.tune import search
 from gdsdata.bench.harness.process import RowFailed
 from gdsdata.io.options import EngineOptions
 
@@ -81,8 +81,8 @@ def test_where_settings_change_nothing_the_default_is_as_good():
     lucky = [gain for gain in gains if gain["ratio"] is not None]
     assert len(lucky) > 100, "noise wins comparisons, so the search alone proves nothing"
     assert sum(gain["confirmed"] for gain in gains) <= 4
-    assert "default is as good" in answers.said(next(gain for gain in lucky if not gain["confirmed"]))
-    assert "default is as good" in answers.said(search.confirmed([]))
+    assert "default is as good" in search.said(next(gain for gain in lucky if not gain["confirmed"]))
+    assert "default is as good" in search.said(search.confirmed([]))
 
 
 def test_a_machine_that_becomes_slower_while_it_searches_makes_no_setting_better():
@@ -306,7 +306,7 @@ def test_a_quick_run_verifies_bytes_and_its_yaml_is_an_engine_group(tmp_path):
     from gdsdata.bench.__main__ import register
 
     (out / "engine" / "read_warm.yaml").write_text(
-        answers.yaml_text({"backend": "posix", "workers": 3, "direct": "never", "strict": True}, "made by hand")
+        tune.yaml_text({"backend": "posix", "workers": 3, "direct": "never", "strict": True}, "made by hand")
     )
     GlobalHydra.instance().clear()
     register()

@@ -179,6 +179,10 @@ class Case:
             self.processes[name] = RowProcess(self.log)
         return self.processes[name]
 
+    def end_rows(self):
+        for key in self.processes.keys() - {"limits"}:
+            self.processes.pop(key).end()
+
     def end_processes(self, within_s):
         """End all at once, because some take their time."""
         ends = time.monotonic() + within_s
@@ -279,13 +283,17 @@ class Case:
                     row.checked = known
                 advance(1)
 
-    def pinned_copy(self, seconds, **asked):
-        return self.limits_process.ask("pinned_copy", device=self.device, seconds=seconds, **asked)
+    def copy_limit(self, seconds, to_host=False):
+        """Measure the limit of bytes that are in memory: the GPU's link, or a copy there."""
+        if not self.limits_process:
+            return {"memory_copy": limits.memory_copy(seconds)}
+        found = self.limits_process.ask("pinned_copy", device=self.device, seconds=seconds, to_host=to_host)
+        return {"pinned_copy_to_host" if to_host else "pinned_copy": found}
 
     def take_limits(self, table, seconds):
         """Measure the limits that bear on a table, once."""
-        if table.cache == "warm" and self.limits_process:
-            return {"pinned_copy": self.pinned_copy(seconds)}
+        if table.cache == "warm":
+            return self.copy_limit(seconds)
         # The engine's own depth too: else a limit could be beaten only because its depth was lower.
         depths = {32, 64, *(min(row.checked.get("engine_depth", 64), MOST_DEPTH) for row in table.rows)}
         source = getattr(table.source, "source", table.source)

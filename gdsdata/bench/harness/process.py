@@ -74,6 +74,15 @@ def ended_in_order():
             signal.signal(number, handler)
 
 
+def checked(answer, log):
+    """Return the answer of a row's process; RowFailed for an error, whose trace is logged."""
+    if "error" in answer:
+        log.write(answer["trace"].encode() + b"\n")
+        log.flush()
+        raise RowFailed(answer["error"])
+    return answer
+
+
 class RowProcess:
     """The process of one row (row.py) and the pipe to it."""
 
@@ -105,11 +114,7 @@ class RowProcess:
             answer = self.pipe.recv()
         except (EOFError, ConnectionResetError):
             raise self.has_ended() from None
-        if "error" in answer:
-            self.log.write(answer["trace"].encode() + b"\n")
-            self.log.flush()
-            raise RowFailed(answer["error"])
-        return answer["ok"]
+        return checked(answer, self.log)["ok"]
 
     def has_ended(self):
         return RowFailed(f"the row's process ended with {self.process.wait()}; see rows.log")

@@ -37,6 +37,7 @@ def trim():
 class Row:
     """The base of each case's row, which opens, verifies and runs its peer."""
 
+    cpu_used: Any = None  # seconds, by what was timed, if that is not all from the CPU clock's start on
     keeps_device_memory = False  # from run to run, so that no run is timed for getting it from the driver
 
     def __init__(self, key, source, settings, engine, device_name):
@@ -68,16 +69,21 @@ class Row:
     def start_cpu_clock(self):
         self.cpu_before = system.cpu_seconds()
 
+    def now(self):
+        """Return the time once the device has done all that was asked of it."""
+        device.synchronize(self.device)
+        return time.perf_counter()
+
     def seconds_of(self, call, *arguments):
-        """Seconds of a call, until the device has done all that was asked of it."""
         started = time.perf_counter()
         call(*arguments)
-        device.synchronize(self.device)
-        return time.perf_counter() - started
+        return self.now() - started
 
-    def served_since(self, before):
-        """Return {path: bytes} of the peer, less what it had counted `before`."""
-        return {path: count - before.get(path, 0) for path, count in self.peer.served().items()}
+    def figures(self, size_bytes, seconds, served_before=None, path=None):
+        """Return what every run says; bytes that the peer had served before do not count."""
+        before, served = served_before or {}, self.peer.served()
+        since = {path: count - before.get(path, 0) for path, count in served.items()}
+        return {"bytes": size_bytes, "seconds": seconds, "served": since, "path": path or self.peer.path}
 
     def close(self):
         if self.peer is not None:
@@ -88,7 +94,9 @@ class Row:
         self.close()
         used = system.cpu_seconds() - self.cpu_before
         gc.collect()  # Not the loader's work; mappings must be gone before the cache is dropped.
-        return {"cpu_seconds": used}
+        if self.cpu_used is None:
+            return {"cpu_seconds": used}
+        return {"cpu_seconds": self.cpu_used, "untimed_cpu_seconds": max(0.0, used - self.cpu_used)}
 
 
 def answer_to(row, do, command):

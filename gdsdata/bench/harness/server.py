@@ -61,11 +61,9 @@ class ServerProcess:
                 return
             with contextlib.suppress(subprocess.TimeoutExpired):
                 status = self.process.wait(POLLING_SECONDS)
-                raise ServerFailed(f"{self.name} ended with {status}: {self.last_words()}")
+                last_words = self.log.read_bytes()[-LAST_WORDS:].decode(errors="replace").strip()
+                raise ServerFailed(f"{self.name} ended with {status}: {last_words}")
         raise ServerFailed(f"{self.name}: nothing listens at {self.port} after {within_s} s")
-
-    def last_words(self):
-        return self.log.read_bytes()[-LAST_WORDS:].decode(errors="replace").strip()
 
     def close(self):
         """End it by SIGKILL, because some ignore SIGTERM."""

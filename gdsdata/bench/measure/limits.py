@@ -288,6 +288,11 @@ def take_turn(source, cache, seconds, depths=(32, 64)):
     return found
 
 
+def rate_of(one, name):
+    """Return (GB/s, the limit's name) of what was measured, or (None, why it was not)."""
+    return (one["gb_per_s"], name) if "gb_per_s" in one else (None, one["unavailable"])
+
+
 def over_turns(turns):
     """Return the medians of several turns' limits, and each turn's GB/s."""
     found = {}

@@ -214,6 +214,10 @@ class LoadPeer(Peer):
     def __init__(self, source, device_name, engine=None):
         self.source, self.device, self.engine = source, device_name, engine or {}
 
+    @property
+    def file(self):
+        return self.source.path
+
     def copied(self, tensors):
         """Return copies of tensors that lie in a mapping, on the CPU."""
         return tensors if self.on_gpu else {name: tensor.clone() for name, tensor in tensors.items()}

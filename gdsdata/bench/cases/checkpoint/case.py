@@ -64,8 +64,7 @@ class Checkpoint(Case):
             need_space(work.folder, f"case.work=[{kind}]", 3 * state.bytes, "case.state_bytes=")
             if kind == "load":
                 self.write_files(work)
-            for key in self.processes.keys() - {"limits"}:  # Each work times a first call in a new process.
-                self.processes.pop(key).end()
+            self.end_rows()  # Each work times a first call in a new process.
             yield work
             for saved in work.saved.values():
                 saved.remove()
@@ -137,9 +136,7 @@ class Checkpoint(Case):
             return limits.sequential_reads([max(source.files, key=os.path.getsize)])
         if source.kind == "load":
             return super().take_limits(table, seconds)
-        if not self.limits_process:
-            return {"memory_copy": limits.memory_copy(seconds)}
-        return {"pinned_copy_to_host": self.pinned_copy(seconds, to_host=True)}
+        return self.copy_limit(seconds, to_host=True)
 
     def compared(self, table, limit, limit_name):
         """Adds the ratio to the row of safetensors, which copies out of a mapped file."""

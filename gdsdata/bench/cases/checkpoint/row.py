@@ -113,8 +113,7 @@ class CheckpointRow(Row):
             self.save(self.path)
         else:
             self.load(self.path)
-        device.synchronize(self.device)
-        return self.facts(time.perf_counter() - started, {})
+        return self.facts(self.now() - started, {})
 
     def run_async(self):
         """`seconds` block caller and stream; `background_s` are all until it is stored."""
@@ -128,10 +127,6 @@ class CheckpointRow(Row):
         found = self.facts(stall_s, served_before)
         found |= {"background_s": time.perf_counter() - started, "staging_bytes": self.staging_bytes}
         return found | self.take_steps(saved)
-
-    def before_first_s(self):
-        """Seconds of steps before the first save: time to make its memory in the background."""
-        return STEPS_S / 2 + self.state.bytes / PREPARED_BYTES_PER_S
 
     def save_first(self):
         """Makes staging memory; returns the stall."""
@@ -166,13 +161,9 @@ class CheckpointRow(Row):
         return {"step_s": statistics.median(alone), "step_beside_s": statistics.median(beside)}
 
     def facts(self, seconds, served_before):
-        return {
-            "bytes": self.state.bytes,
-            "seconds": seconds,
-            "served": self.served_since(served_before),
-            "path": self.peer.way_in if self.kind == "load" else self.peer.way_out,
-            "stated_bytes": self.peer.stated_bytes(),
-        }
+        path = self.peer.way_in if self.kind == "load" else self.peer.way_out
+        found = self.figures(self.state.bytes, seconds, served_before, path)
+        return found | {"stated_bytes": self.peer.stated_bytes()}
 
     def compare(self):
         """Compares every bit that a timed load filled, and frees memory."""
@@ -226,7 +217,8 @@ class CheckpointRow(Row):
         training = steps.TrainingSteps(self.device)
         self.construct()
         self.peer.open(self.path, self.tensors)
-        self.firsts["step_before_first_s"] = statistics.median(training.take_for(self.before_first_s()))
+        preparing_s = STEPS_S / 2 + self.state.bytes / PREPARED_BYTES_PER_S  # of its memory, in the background
+        self.firsts["step_before_first_s"] = statistics.median(training.take_for(preparing_s))
         self.firsts["first_s"] = self.save_first()
         self.peer.save(self.tensors, ASYNC_STEPS[1])
         for tensor in self.tensors.values():

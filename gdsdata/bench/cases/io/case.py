@@ -175,16 +175,14 @@ class Io(Case):
         if table.cache == "warm" and table.source.device == "cpu":
             return {"memory_copy": limits.memory_copy(seconds)}
         if table.cache == "warm":
-            return {"pinned_copy": self.pinned_copy(seconds)}
+            return self.copy_limit(seconds)
         work = self.work(table)
         return {"native_aio": limits.measured("native AIO", lambda: native_aio(work, seconds))}
 
     def limit_for(self, table, found):
         if table.cache == "warm":
             return super().limit_for(table, found)
-        if "unavailable" in found["native_aio"]:
-            return None, found["native_aio"]["unavailable"]
-        return found["native_aio"]["gb_per_s"], f"native AIO, one thread, {table.dtype}"
+        return limits.rate_of(found["native_aio"], f"native AIO, one thread, {table.dtype}")
 
     def summary(self, row):
         source = row.table.source

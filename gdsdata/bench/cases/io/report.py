@@ -2,11 +2,10 @@
 
 import math
 
-from gdsdata.bench.cases.charts import legend
 from gdsdata.bench.measure.system import size_text
+from gdsdata.bench.report import picture
 from gdsdata.bench.report.columns import BEST_PEER, PATH, SPREAD, X_LIMIT, Column, figure, text, whole
 from gdsdata.bench.report.layout import Layout
-from gdsdata.bench.report.picture import grid, panels
 
 HOW = {"warm": "out of the page cache", "cold": "past the page cache", "direct": "past the page cache, synced"}
 STATES = {"warm": ",\npage cache", "cold": ",\nO_DIRECT", "direct": ",\nO_DIRECT, synced"}
@@ -57,7 +56,8 @@ class IoLayout(Layout):
         if drawn:
             names = list(dict.fromkeys(name for lines in drawn.values() for name in lines))
             size = (max(5.0, 2.9 * len(names) + 0.6), 2.3 * len(drawn) + 0.9)
-            with panels(path, len(drawn), len(names), 110, sharex=True, sharey="row", figsize=size) as (figure_, axes):
+            shared = {"sharex": True, "sharey": "row", "figsize": size}
+            with picture.panels(path, len(drawn), len(names), 110, **shared) as (figure_, axes):
                 self.draw(drawn, names, figure_, axes)
 
     def draw(self, drawn, names, figure_, axes):
@@ -82,13 +82,13 @@ class IoLayout(Layout):
                 axis.yaxis.set_major_formatter(lambda rate, place: f"{rate:g}")
                 axis.minorticks_off()
                 axis.tick_params(labelsize=8, labelbottom=True)
-                grid(axis)
+                picture.grid(axis)
                 axis.set_title(name, fontsize=9)
             line[0].set_ylabel(f"{kind}{STATES[cache]}\nGiB/s", fontsize=9)
         for axis in axes[-1]:
             axis.set_xlabel("I/O size", fontsize=9)
         told = "transfers in flight (depth)"
-        legend(figure_, len(depths), loc="outside upper center", title=told, title_fontsize=9)
+        picture.legend(figure_, len(depths), loc="outside upper center", title=told, title_fontsize=9)
 
 
 def decades(rows):

@@ -172,16 +172,13 @@ class IoRow(Row):
         started = time.perf_counter()
         drive.run()
         self.peer.commit()
-        device.synchronize(self.device)
-        seconds = time.perf_counter() - started
+        seconds = self.now() - started
         used = resource.getrusage(resource.RUSAGE_SELF)
         self.done = work, offsets.offsets[: drive.ops]
         requests = self.peer.requests()
         shares = [1] * work.depth if self.peer.submit == "async" else self.peer.shares()
         latencies = np.array(drive.latencies) * 1e6
-        return {
-            "bytes": drive.ops * work.io_bytes,
-            "seconds": seconds,
+        return self.figures(drive.ops * work.io_bytes, seconds, served_before) | {
             "ops": drive.ops,
             "iops": drive.ops / seconds,
             "latency_us": float(latencies.mean()),
@@ -193,8 +190,6 @@ class IoRow(Row):
             "requests_per_op": None if requests is None else (requests - (requests_before or 0)) / drive.ops,
             "cpu_user_s": used.ru_utime - used_before.ru_utime,
             "cpu_system_s": used.ru_stime - used_before.ru_stime,
-            "served": self.served_since(served_before),
-            "path": self.peer.path,
         }
 
     def compare(self):

@@ -1,6 +1,5 @@
 """Tables of case=latency, of all sizes of a kind of work and state; its picture."""
 
-from gdsdata.bench.cases.charts import LIMIT, legend, looks, tables_with
 from gdsdata.bench.measure.system import size_text
 from gdsdata.bench.report import picture
 from gdsdata.bench.report.columns import BEST_PEER, CPU, PATH, X_LIMIT, Column, figure, three_digits, whole
@@ -51,10 +50,11 @@ class LatencyLayout(Layout):
         return "limits: " + "; ".join(f"{size_text(size)} {limit_text(limit)}" for size, limit in limits.items())
 
     def plot(self, path):
-        tables = tables_with(self, "latency_s")
+        tables = picture.tables_with(self, "latency_s")
         if not tables:
             return
-        styles = looks(dict.fromkeys(row["key"] for _, rows in tables for row in rows), OUR_STYLES, OTHER_STYLES)
+        keys = dict.fromkeys(row["key"] for _, rows in tables for row in rows)
+        styles = picture.looks(keys, OUR_STYLES, OTHER_STYLES)
         across = min(2, len(tables))
         down = -(-len(tables) // across)
         with picture.panels(path, down, across, figsize=(6.2 * across, 4.2 * down + 0.6)) as (figure_, axes):
@@ -62,7 +62,7 @@ class LatencyLayout(Layout):
                 axis.axis("off")
             for axis, (title, rows) in zip(axes.flat, tables, strict=False):
                 panel(axis, title, rows, styles)
-            legend(figure_, 5)
+            picture.legend(figure_, 5)
             figure_.suptitle("Markers: median latency. Bars: from there to p99.", fontsize=9, x=0.01, ha="left")
 
 
@@ -93,7 +93,7 @@ def panel(axis, title, rows, styles):
     if limits:
         at = sorted(limits)
         seconds = [size / limits[size] / 1e9 for size in at]
-        axis.plot(at, seconds, color=picture.LIMIT, linestyle="--", linewidth=1.2, zorder=1, label=LIMIT)
+        axis.plot(at, seconds, color=picture.LIMIT, linestyle="--", linewidth=1.2, zorder=1, label=picture.BY_LIMIT)
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
     axis.set_xticks(sizes, [size_text(size) for size in sizes])

@@ -81,18 +81,10 @@ class LatencyRow(Row):
         ends = time.perf_counter() + run_seconds
         while len(latencies) < iterations and (len(latencies) < LEAST_ITERATIONS or time.perf_counter() < ends):
             latencies.append(self.once())
-        return {
-            "bytes": self.tensor_bytes * len(latencies),
-            "seconds": sum(latencies),
-            "latencies_s": latencies,
-            "resident_before": max(self.resident, default=None),
-            "served": self.served_since(served_before),
-            "path": self.peer.path or self.work,
-        }
-
-    def after(self):
-        everything = super().after()["cpu_seconds"]
-        return {"cpu_seconds": self.cpu_used, "untimed_cpu_seconds": max(0.0, everything - self.cpu_used)}
+        found = self.figures(
+            self.tensor_bytes * len(latencies), sum(latencies), served_before, self.peer.path or self.work
+        )
+        return found | {"latencies_s": latencies, "resident_before": max(self.resident, default=None)}
 
     def once(self):
         """Seconds of one read or write, until the device or the storage has all of it."""

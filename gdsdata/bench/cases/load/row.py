@@ -7,7 +7,7 @@ import torch
 
 from gdsdata.bench.data import checkpoints
 from gdsdata.bench.harness.row import Row
-from gdsdata.bench.measure import device, system
+from gdsdata.bench.measure import system
 from gdsdata.bench.peers.protocols import WHOLE
 
 
@@ -65,11 +65,4 @@ class LoadRow(Row):
         self.construct()
         served_before = self.peer.served()
         self.load()
-        device.synchronize(self.device)
-        elapsed = time.perf_counter() - started
-        return {
-            "bytes": self.source.bytes,
-            "seconds": elapsed,
-            "served": self.served_since(served_before),
-            "path": self.peer.path,
-        }
+        return self.figures(self.source.bytes, self.now() - started, served_before)

@@ -110,11 +110,6 @@ class LoaderRow(BatchRow):
         """GB/s; None without samples or their time."""
         return samples * self.data.sample_bytes / seconds / 1e9 if samples and seconds else None
 
-    def now(self):
-        """The time once the device has all that was asked for."""
-        device.synchronize(self.device)
-        return time.perf_counter()
-
     def run(self, dtype, cache):
         if cache == "warm":
             return self.timed(dtype, self.settings.epochs, self.settings.run_seconds)
@@ -156,14 +151,10 @@ class LoaderRow(BatchRow):
                 before_later = read, first_epoch_s
         elapsed = self.now() - started
         later, later_s = (read - before_later[0], elapsed - before_later[1]) if before_later else (0, 0.0)
-        return {
+        return self.figures(read * self.data.sample_bytes, elapsed, served_before) | {
             "samples": read,
-            "bytes": read * self.data.sample_bytes,
-            "seconds": elapsed,
             "first_batch_ms": first_batch_s * 1e3,
             "first_epoch_gb_per_s": self.rate(samples_an_epoch, first_epoch_s),
             "later_gb_per_s": self.rate(later, later_s),
             "cut": cut,
-            "served": self.served_since(served_before),
-            "path": self.peer.path,
         }

@@ -72,21 +72,18 @@ class Remote(Case):
             if not source.pieces(0):
                 raise ValueError(f"case.{work[:-1]}_bytes={source.length}: no object has so many bytes")
             yield source
-        made = {"shards": self.made_shards, "checkpoints": self.made_checkpoints, "first_batch": self.made_first_batch}
-        for work in self.case.work if not self.settings.data.path else ():
-            if work in made:
-                yield from made[work]()
+        for work in [work for work in self.case.work if work in MADE and not self.settings.data.path]:
+            if work == "checkpoints":
+                yield from self.made_checkpoints()
+            else:
+                yield self.made_shards(work)
 
-    def made_shards(self):
-        yield self.shards_of("shards", self.settings.data)
-
-    def made_first_batch(self):
-        count = self.case.shards
-        size_bytes = BATCH_SAMPLE_BYTES * self.case.shard_samples * count
-        settings = dataclasses.replace(self.settings.data, shape=BATCH_SHAPE, size_bytes=size_bytes)
-        yield self.shards_of("first_batch", settings, shards=count)
-
-    def shards_of(self, work, settings, **count):
+    def made_shards(self, work):
+        settings, count = self.settings.data, {}
+        if work == "first_batch":
+            count = {"shards": self.case.shards}
+            size_bytes = BATCH_SAMPLE_BYTES * self.case.shard_samples * self.case.shards
+            settings = dataclasses.replace(settings, shape=BATCH_SHAPE, size_bytes=size_bytes)
         with self.progress.bytes("data: npy", settings.size_bytes) as advance:
             volumes = sources.source_for("npy", settings, advance)
         self.copying = work, count

@@ -68,13 +68,7 @@ class RemoteRow(Row):
     def run(self, dtype, cache):
         self.construct(self.connections)
         moved, elapsed, count = self.timed(self.settings.run_seconds)
-        return {
-            "bytes": moved,
-            "seconds": elapsed,
-            "pieces_per_s": count / elapsed,
-            "served": self.peer.served(),
-            "path": self.peer.path,
-        }
+        return self.figures(moved, elapsed) | {"pieces_per_s": count / elapsed}
 
 
 class Lengths:

@@ -15,7 +15,7 @@ import torch
 from gdsdata.bench.cases.loader.row import BatchRow
 from gdsdata.bench.data.objects import Objects
 from gdsdata.bench.data.sources import Source
-from gdsdata.bench.measure import device, raw_http, system
+from gdsdata.bench.measure import raw_http, system
 
 DUE_S, ROUND_TRIPS = 0.1, 3  # A first batch is due within this time and so many round trips.
 
@@ -61,29 +61,26 @@ class ShardsRow(BatchRow):
         started, samples = time.perf_counter(), 0
         self.construct(dtype)
         for batch in self.peer.epoch(0):
-            first = first or self.seconds_since(started)
+            first = first or self.now() - started
             samples += len(batch)
             del batch
-        elapsed = self.seconds_since(started)
+        elapsed = self.now() - started
         if samples != self.data.samples:
             raise ValueError(f"{samples:,} samples came, {self.data.samples:,} were due")
-        said: Any = {"bytes": samples * self.data.sample_bytes, "seconds": elapsed, "pieces_per_s": samples / elapsed}
-        said |= {"first_batch_ms": first * 1e3, "resident_before": resident, "served": self.peer.served()}
-        return said | {"path": self.peer.path if cache == "cold" else "local cache"}
-
-    def fill_cache(self, dtype):
-        """Read an epoch, and close the loader."""
-        self.construct(dtype)
-        for _ in self.peer.epoch(0):
-            pass
-        self.close()
+        path = self.peer.path if cache == "cold" else "local cache"
+        found = self.figures(samples * self.data.sample_bytes, elapsed, path=path)
+        more = {"first_batch_ms": first * 1e3, "resident_before": resident, "pieces_per_s": samples / elapsed}
+        return found | more
 
     def made_ready(self, dtype, cache):
         """Empty the cache, or fill it and warm its files; return their share in the page cache."""
         if cache == "cold":
             self.empty_cache()
             return 0.0
-        self.fill_cache(dtype)
+        self.construct(dtype)
+        for _ in self.peer.epoch(0):
+            pass
+        self.close()
         cached = [path for path in Path(self.data.cache_folder).rglob("*") if path.is_file() and path.stat().st_size]
         return system.warm(cached or self.data.files)
 
@@ -94,14 +91,10 @@ class ShardsRow(BatchRow):
         started = time.perf_counter()
         self.construct(dtype)
         batch = next(iter(self.peer.epoch(0)))
-        elapsed = self.seconds_since(started)
+        elapsed = self.now() - started
         found = {"bytes": batch.nbytes, "seconds": elapsed, "first_batch_ms": elapsed * 1e3}
         found |= {"served": {}, "path": self.peer.path}  # A library may count more than the batch.
         return found | self.after(), batch.cpu().numpy()
-
-    def seconds_since(self, started):
-        device.synchronize(self.device)
-        return time.perf_counter() - started
 
 
 def first_batch(settings, dtype):

@@ -39,8 +39,7 @@ class Replicas(Case):
             raise ValueError(lack)
         made = None
         for name in self.case.work:
-            for key in self.processes.keys() - {"limits"}:  # Each work times a first call in a new process.
-                self.processes.pop(key).end()
+            self.end_rows()  # Each work times a first call in a new process.
             if name == "volumes":
                 with self.progress.bytes("data: volumes", self.settings.data.size_bytes) as advance:
                     volumes = sources.source_for("npy", self.settings.data, advance)
@@ -95,8 +94,7 @@ class Replicas(Case):
         """Return the limit of every row: all links together, or one reading of the disk."""
         ranks = self.case.ranks
         if "pinned_copies" in found:
-            rate = found["pinned_copies"].get("gb_per_s")
-            return rate, f"pinned copies to {ranks} GPUs at once" if rate else found["pinned_copies"]["unavailable"]
+            return limits.rate_of(found["pinned_copies"], f"pinned copies to {ranks} GPUs at once")
         rate, name = super().limit_for(table, {key: one for key, one in found.items() if key != "all_gather"})
         if rate and table.cache == "warm":
             return rate / ranks, f"{name}, shared by {ranks} ranks"

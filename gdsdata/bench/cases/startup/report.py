@@ -1,6 +1,5 @@
 """Tables of case=startup, and its picture: the parts of a start, one behind the other."""
 
-from gdsdata.bench.cases.charts import legend, tables_with
 from gdsdata.bench.cases.startup.script import OWN_PARTS, PARTS
 from gdsdata.bench.report import picture
 from gdsdata.bench.report.columns import PATH, PEAK, Column, figure
@@ -68,13 +67,13 @@ class StartupLayout(Layout):
         return found
 
     def plot(self, path):
-        tables = tables_with(self, "seconds")
+        tables = picture.tables_with(self, "seconds")
         if not tables:
             return
         with picture.tables_of_bars(path, tables, 0.34, frame=1.2, below=0.9) as (figure_, axes):
             for axis, (title, rows) in zip(axes, tables, strict=True):
                 panel(axis, title, rows)
-            legend(figure_, 5)
+            picture.legend(figure_, 5)
 
 
 def panel(axis, title, rows):

@@ -14,7 +14,7 @@ import torch
 from gdsdata.bench.cases.startup import script
 from gdsdata.bench.data import sources
 from gdsdata.bench.data.made import sync
-from gdsdata.bench.harness.process import RowFailed, environment, without_interrupts
+from gdsdata.bench.harness.process import RowFailed, checked, environment, without_interrupts
 from gdsdata.bench.measure import system
 
 SCRIPT = Path(script.__file__).resolve()
@@ -122,8 +122,4 @@ class Script:
             answer = json.loads(output)
         except ValueError:
             raise RowFailed(f"the script ended with {process.returncode} before its last part; see rows.log") from None
-        if "error" in answer:
-            self.log.write(answer["trace"].encode() + b"\n")
-            self.log.flush()
-            raise RowFailed(answer["error"])
-        return answer | {"spawned": spawned}
+        return checked(answer, self.log) | {"spawned": spawned}

@@ -1,6 +1,5 @@
 """Tables of case=tensor, the first laid out as DeepNVMe's, and its picture."""
 
-from gdsdata.bench.cases.charts import LIMIT, legend, looks
 from gdsdata.bench.harness.tables import is_ours
 from gdsdata.bench.measure import device
 from gdsdata.bench.measure.system import size_text
@@ -80,11 +79,11 @@ class TensorLayout(Layout):
         if not groups:
             return
         places = list(dict.fromkeys(at[0] for at in groups))
-        colors = looks(dict.fromkeys(row["key"] for row in self.results["rows"]), OUR_COLORS, OTHER_COLORS)
+        colors = picture.looks(dict.fromkeys(row["key"] for row in self.results["rows"]), OUR_COLORS, OTHER_COLORS)
         with picture.panels(path, len(places), figsize=(11, 4.4 * len(places))) as (figure_, axes):
             for axis, place in zip(axes[:, 0], places, strict=True):
                 panel(axis, place, {at: rows for at, rows in groups.items() if at[0] == place}, colors)
-            legend(figure_, 4)
+            picture.legend(figure_, 4)
             size = size_text(self.settings["size_bytes"])
             figure_.suptitle(f"A tensor of {size}; whiskers: slowest and fastest run", fontsize=9, x=0.01, ha="left")
 
@@ -105,7 +104,7 @@ def panel(axis, place, groups, color_of):
         limit = rows[0]["limit"]["gb_per_s"]
         if limit:
             end = at + len(rows) - 0.5
-            axis.hlines(limit, at - 0.5, end, colors=picture.LIMIT, linestyles="--", zorder=0, label=LIMIT)
+            axis.hlines(limit, at - 0.5, end, colors=picture.LIMIT, linestyles="--", zorder=0, label=picture.BY_LIMIT)
         middles.append(at + (len(rows) - 1) / 2)
         at += len(rows) + 1.2
     axis.set_xticks(middles, [STATES[group[1:]][0] for group in groups], fontsize=9)

@@ -20,7 +20,7 @@ from gdsdata.bench.data.made import DataError
 from gdsdata.bench.data.sources import DataSet
 from gdsdata.bench.harness.process import RowFailed
 from gdsdata.bench.harness.tables import Table
-from gdsdata.bench.measure import intervals, limits, system
+from gdsdata.bench.measure import intervals, system
 
 CEILING = "ceiling"  # the key of the row without a loader
 BATCH_SIZES = {"cuda": {"text": 32, "volumes": 16, "images": 64}, "cpu": {"text": 8, "volumes": 8, "images": 8}}
@@ -107,9 +107,8 @@ class Train(Copying):
     def take_limits(self, table, seconds):
         """Measures what bytes cross: the GPU's link, both ways, or the CPU's memory."""
         if not self.limits_process:
-            return {"memory_copy": limits.memory_copy(seconds)}
-        to_host = self.pinned_copy(seconds / 2, to_host=True)
-        return {"pinned_copy": self.pinned_copy(seconds / 2), "pinned_copy_to_host": to_host}
+            return self.copy_limit(seconds)
+        return self.copy_limit(seconds / 2) | self.copy_limit(seconds / 2, to_host=True)
 
     def time_table(self, table):
         found = super().time_table(table)

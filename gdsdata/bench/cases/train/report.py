@@ -1,6 +1,5 @@
 """Tables of case=train, and its picture: bars of step time beside the ceiling's."""
 
-from gdsdata.bench.cases.charts import tables_with
 from gdsdata.bench.harness.tables import is_ours
 from gdsdata.bench.measure.system import size_text
 from gdsdata.bench.report import picture
@@ -48,7 +47,7 @@ class TrainLayout(Layout):
 
     def plot(self, path):
         """Draws a bar for each row: its steps on the device, and the time between them."""
-        tables = tables_with(self, "wall_step_s")
+        tables = picture.tables_with(self, "wall_step_s")
         if tables:
             with picture.tables_of_bars(path, tables, 0.34, 10, 1.35) as (_, axes):
                 for axis, (title, rows) in zip(axes, tables, strict=True):

@@ -232,11 +232,10 @@ class TrainRow(BatchRow):
         losses = torch.stack(times.losses)
         if not losses.isfinite().all():
             raise ValueError(f"the loss of step {int(losses.isfinite().logical_not().nonzero()[0])} is not finite")
-        return {
+        size_bytes = done * self.batch_size * self.stored_sample_bytes()
+        return self.figures(size_bytes, elapsed, served_before) | {
             "steps": done,
             "samples": done * self.batch_size,
-            "bytes": done * self.batch_size * self.stored_sample_bytes(),
-            "seconds": elapsed,
             "device_step_s": sum(device_s) / done,
             "waiting_share": sum(times.waits_s) / elapsed,
             "next_s": statistics.median(times.waits_s),
@@ -248,8 +247,6 @@ class TrainRow(BatchRow):
             "last_loss": float(losses[-1]),
             "verdict": self.peer.verdict(),
             "cut": done < steps,
-            "served": self.served_since(served_before),
-            "path": self.peer.path,
         }
 
     def stored_sample_bytes(self):
@@ -257,8 +254,3 @@ class TrainRow(BatchRow):
         if self.work == "images":
             return self.data.file_bytes // self.data.samples
         return self.data.sample_bytes
-
-    def after(self):
-        """The CPU time of the timed steps, with workers, and of what came before and after."""
-        everything = super().after()["cpu_seconds"]
-        return {"cpu_seconds": self.cpu_used, "untimed_cpu_seconds": max(0.0, everything - self.cpu_used)}

@@ -6,6 +6,7 @@ default, turn by turn. All settings are measured in one process (`row`). The byt
 compared with plain reading before it is timed.
 """
 
+import json
 import os
 import random
 import shlex
@@ -15,9 +16,8 @@ from pathlib import Path
 
 from gdsdata.bench.cases.loader.row import TOUCHED_BYTES
 from gdsdata.bench.cases.settings import overrides, quoted
-from gdsdata.bench.cases.tune import answers
 from gdsdata.bench.cases.tune.row import WrongBytes
-from gdsdata.bench.cases.tune.search import Refused, Search, confirmed
+from gdsdata.bench.cases.tune.search import Refused, Search, confirmed, said
 from gdsdata.bench.cases.tune.settings import LEAST_PAIRS, SEARCHED
 from gdsdata.bench.data import sources
 from gdsdata.bench.data.made import DataError, data_folder, need_space
@@ -221,7 +221,7 @@ class Tune(Case):
     def answer(self, table, search, options, gain):
         best = self.options_of(options) if gain["confirmed"] else self.base
         name = f"{table.source.kind}_{table.cache}"
-        text = answers.yaml_text(best, f"case=tune, {table.full_name}, {self.device}: {answers.said(gain)}")
+        text = yaml_text(best, f"case=tune, {table.full_name}, {self.device}: {said(gain)}")
         folder = self.folder / "engine"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{name}.yaml").write_text(text)
@@ -276,6 +276,12 @@ class Tune(Case):
             return super().limit_for(table, found)
         data = table.source.data
         return limits.limit_for(data.source, table.cache, data.cold_samples(), found)
+
+
+def yaml_text(options, comment):
+    """Return a file of Hydra's group `engine`."""
+    lines = [f"# {comment}", "defaults:", "  - engine_options", "  - _self_", ""]
+    return "\n".join([*lines, *(f"{name}: {json.dumps(value)}" for name, value in options.items())]).rstrip() + "\n"
 
 
 def rate_of(run):

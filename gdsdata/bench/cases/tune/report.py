@@ -3,7 +3,7 @@
 import statistics
 import textwrap
 
-from gdsdata.bench.cases.tune import answers
+from gdsdata.bench.cases.tune.search import said
 from gdsdata.bench.measure.system import size_text
 from gdsdata.bench.report import picture
 from gdsdata.bench.report.columns import CPU, GB_PER_S, PATH, PEAK, SPREAD, X_LIMIT
@@ -35,7 +35,7 @@ class TuneLayout(Layout):
                 ("On a command line", "sh", answer["command"]),
             ]
             heading = f"Best for {self.title_of(answer['data'], answer['cache'])}"
-            found.append((heading, f"{capital(answers.said(answer['gain']))}.", copies))
+            found.append((heading, f"{capital(said(answer['gain']))}.", copies))
         return found
 
     def plot(self, path):
@@ -63,7 +63,7 @@ class TuneLayout(Layout):
             axis.tick_params(labelsize=8)
             picture.grid(axis, "y")
             axis.set_ylabel("GB/s (1e9 bytes)", fontsize=8)
-        verdict = textwrap.fill(answers.said(answer["gain"]), TITLE_LETTERS)
+        verdict = textwrap.fill(said(answer["gain"]), TITLE_LETTERS)
         title = f"{self.title_of(answer['data'], answer['cache'])}\n{verdict}"
         axes[0].set_title(title, loc="left", fontsize=10, fontweight="bold")
 

@@ -116,6 +116,18 @@ def typical(tried):
     return statistics.median(tried.rates)
 
 
+def said(gain):
+    """Return one clause: what was found."""
+    if gain["ratio"] is None:
+        return "no setting was better: the default is as good"
+    times = f"{gain['ratio']:.2f} times the default's rate"
+    if gain["low"] is not None:
+        times += f" ({gain['low']:.2f} to {gain['high']:.2f}, 99 % interval of {gain['pairs']} pairs)"
+    if gain["confirmed"]:
+        return times
+    return f"the default is as good, as far as can be told: what the search had found came to {times}"
+
+
 def confirmed(ratios):
     """{"ratio", "low", "high", "pairs", "confirmed"} of the ratios of pairs of turns.
 

@@ -36,10 +36,6 @@ class GatheredByEngine(OfEngine, Gathered):
     key, name = "all_gather", "By hand: a part each, all_gather"
     setting = "gdsdata.Engine.read of each rank's part into one buffer; then one all_gather_into_tensor"
 
-    def __init__(self, source, *more):
-        self.file = source.path
-        super().__init__(source, *more)
-
     def fill(self, target, begin):
         with gdsdata.Engine(self.options) as engine:
             engine.read(self.source.path, into=target, offset=self.source.start + begin).result()

@@ -25,7 +25,7 @@ class OfEngine(Peer):
 
     forced: dict[str, str] = {}  # options of the row itself
     engine: dict[str, Any]
-    file: str
+    file: Any
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
@@ -40,10 +40,6 @@ class OfEngine(Peer):
 class Load(OfEngine, LoadPeer):
     key, name = "gdsdata", "gdsdata"
     setting = "gdsdata.read_tensor of the whole data as one uint8 tensor"
-
-    def __init__(self, source, *more):
-        self.file = source.path
-        super().__init__(source, *more)
 
     def load(self):
         source = self.source
