@@ -61,7 +61,6 @@ class Case:
     Each case has these methods:
 
     - `sources()` yields the CaseSources, each of which is measured before the next is made.
-    - `dtypes(source, cache)` are those of the tables.
     - `touched_bytes(source)` is the most memory that a run needs; it is touched beforehand.
     """
 
@@ -69,7 +68,6 @@ class Case:
     ratios: tuple[tuple[str, str], ...] = ()  # names of figures, each with the key of the row it compares with
     has_folder = False  # whether a run has files of its own, in `files_folder`
     sources: Callable[[], Iterable[Any]]
-    dtypes: Callable[..., Iterable[str]]
     touched_bytes: Callable[..., int]
     of_runs: tuple[str, ...] = ()  # fields of runs, whose spread is a field of a row
 
@@ -88,6 +86,10 @@ class Case:
     def facts(self, source):
         """More fields of `data` in results.json."""
         return {}
+
+    def dtypes(self, source, cache):
+        """Return those of the tables."""
+        return [source.dtype]
 
     def device_of(self, source):
         return self.device

@@ -48,6 +48,10 @@ class Work(CaseSource):
         """Return the path of a row's checkpoint, by the formats that it saves and loads."""
         return self.saved[loads].path if self.kind == "load" else self.path(key, saves)
 
+    @property
+    def dtype(self):
+        return "+".join(self.state.dtypes)
+
     def summary(self):
         return self.state.summary()
 
@@ -100,9 +104,6 @@ class Checkpoint(Case):
         if source.kind == "async":
             return ["staged"]
         return ["new", "replaced"] if self.case.overwrite else ["new"]
-
-    def dtypes(self, source, cache):
-        return ["+".join(self.case.dtypes)]
 
     def touched_bytes(self, source):
         return TOUCHED_BYTES if device.is_cuda(self.device) else source.state.bytes + checkpoints.STATE_PIECE_BYTES

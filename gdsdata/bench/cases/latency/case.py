@@ -12,6 +12,7 @@ import collections
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -32,6 +33,7 @@ class TensorFile(CaseSource):
     work: str
     tensor_bytes: int
     path: str
+    dtype: ClassVar[str] = "uint8"
 
     @property
     def kind(self):
@@ -74,9 +76,6 @@ class Latency(Case):
 
     def caches(self, source):
         return super().caches(source) if source.work == "read" else self.case.writes
-
-    def dtypes(self, source, cache):
-        return ["uint8"]
 
     def rows_for(self, source, cache):
         refused = limits.direct_alignment(source.path) is None

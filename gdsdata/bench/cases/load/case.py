@@ -23,9 +23,6 @@ class Load(Case):
     def facts(self, source):
         return self.files_facts(source) | {"tensors": len(source.tensors), "loaded_bytes": source.bytes}
 
-    def dtypes(self, source, cache):
-        return [source.dtype]
-
     def rows_for(self, source, cache):
         return [peer for peer in super().rows_for(source, cache) if source.torch_file or not peer.reads_torch_file]
 

@@ -140,9 +140,6 @@ class Remote(Case):
     def caches(self, source):
         return [state for state in source.cache_states() if state in self.case.cache or state == "new"]
 
-    def dtypes(self, source, cache):
-        return [source.dtype()]
-
     def start(self, source, names):
         failures = {}
         if isinstance(source, Shards):

@@ -36,6 +36,7 @@ class Stored(CaseSource):
     def cache_states(self):
         return ["cold"]
 
+    @property
     def dtype(self):
         return "uint8"
 
@@ -97,6 +98,7 @@ class Shards(Stored):
     def cache_states(self):
         return ["cold", "warm"]
 
+    @property
     def dtype(self):
         return np.dtype(self.source.dtype).name
 
@@ -128,6 +130,7 @@ class Checkpoints(Stored):
     def cache_states(self):
         return ["cold"] if self.kind == "load" else ["new"]
 
+    @property
     def dtype(self):
         return "+".join(self.state.dtypes)
 

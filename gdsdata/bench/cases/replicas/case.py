@@ -58,9 +58,6 @@ class Replicas(Case):
     def facts(self, source):
         return self.files_facts(source) | source.facts() | {"ranks": self.case.ranks}
 
-    def dtypes(self, source, cache):
-        return [source.dtype]
-
     def touched_bytes(self, source):
         return TOUCHED_BYTES if device.is_cuda(self.device) else source.bytes + PIECE_BYTES
 

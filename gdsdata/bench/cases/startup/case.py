@@ -63,9 +63,6 @@ class Startup(Case):
             "batch_size": self.case.batch_size,
         }
 
-    def dtypes(self, source, cache):
-        return ["int64"]
-
     def rows_for(self, source, cache):
         return [one for one in script.programs(self.case.workers) if source.state_bytes or not one.needs_state]
 

@@ -7,6 +7,7 @@ import time
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -34,6 +35,7 @@ class Beginning(sources.CaseSource):
     tensor_bytes: int = 0
     checksums: dict = field(default_factory=dict)  # of its tensors
     windows: set = field(default_factory=set)  # checksums of all that a batch may have
+    dtype: ClassVar[str] = "int64"
 
     @property
     def kind(self):
