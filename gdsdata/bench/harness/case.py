@@ -66,6 +66,7 @@ class Case:
 
     no_peers: tuple[str, ...] = ()  # keys of rows that others are not compared with
     ratios: tuple[tuple[str, str], ...] = ()  # names of figures, each with the key of the row it compares with
+    samples_memory = True  # else the row does, of its own processes
     has_folder = False  # whether a run has files of its own, in `files_folder`
     sources: Callable[[], Iterable[Any]]
     touched_bytes: Callable[..., int]
@@ -112,7 +113,8 @@ class Case:
     def run(self, row):
         """Run the row once, with the page cache as the table wants it."""
         resident = self.with_cache(self.read_by(row), row.table.cache)
-        return row.process.run(dtype=row.table.dtype, cache=row.table.cache) | {"resident_before": resident}
+        found = row.process.run(self.samples_memory, dtype=row.table.dtype, cache=row.table.cache)
+        return found | {"resident_before": resident}
 
     def find(self, key):
         """Return the class of that key; ValueError if there is none."""

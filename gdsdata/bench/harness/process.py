@@ -123,17 +123,20 @@ class RowProcess:
         self.send(do, **command)
         return self.receive()
 
-    def run(self, **command):
-        """Return a timed run's answer, and cpu_seconds, peak_bytes (if it has none) and others_cores."""
-        before = self.peak_bytes = system.tree_bytes(self.process.pid)
+    def run(self, sample_memory=True, **command):
+        """Return a timed run's answer, and cpu_seconds, peak_bytes and others_cores.
+
+        Without `sample_memory`, the answer itself has peak_bytes.
+        """
+        before = self.peak_bytes = system.tree_bytes(self.process.pid) if sample_memory else 0
         clock, machine, here = time.monotonic(), system.machine_cpu_seconds(), system.cpu_seconds()
         self.send("run", **command)
-        result = {"peak_bytes": None} | self.receive(sample_memory=True)
+        result = self.receive(sample_memory)
         result |= self.ask("close")
         own = result["cpu_seconds"] + result.pop("untimed_cpu_seconds", 0.0) + system.cpu_seconds() - here
         used = system.machine_cpu_seconds() - machine - own
         result["others_cores"] = max(0.0, used) / (time.monotonic() - clock)
-        if result["peak_bytes"] is None:
+        if sample_memory:
             result["peak_bytes"] = self.peak_bytes - before
         return result
 

@@ -32,7 +32,7 @@ class Tensors(checkpoints.OneFormat):
 
 
 class Replicas(Case):
-    ratios = (("ratio_to_alone", "gdsdata_alone"),)
+    ratios, samples_memory = (("ratio_to_alone", "gdsdata_alone"),), False
 
     def sources(self):
         if lack := self.case.lack(self.device):
