@@ -98,6 +98,10 @@ class DataSet(CaseSource):
     def file_bytes(self):
         return self.source.file_bytes
 
+    @property
+    def dtype(self):
+        return np.dtype(self.source.dtype).name
+
     def summary(self):
         return self.source.summary()
 

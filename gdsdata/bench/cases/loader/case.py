@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from gdsdata.bench.cases.loader.copying import Copying
 from gdsdata.bench.cases.loader.row import TOUCHED_BYTES
 from gdsdata.bench.data import sources
@@ -48,7 +46,7 @@ class Loader(Copying):
         return self.files_facts(source) | source.facts() | {"cold_samples": cold_samples}
 
     def dtypes(self, source, cache):
-        dtypes = self.case.dtypes if source.source.kind == "tokens" else [np.dtype(source.source.dtype).name]
+        dtypes = self.case.dtypes if source.source.kind == "tokens" else [source.dtype]
         if cache == "warm":
             return dtypes
         return dtypes[:1] if source.batch_size == self.batch_sizes(source.source)[0] else []

@@ -1,7 +1,5 @@
 """The bench's side of case=replicas: each kind of work is a source of its own."""
 
-import numpy as np
-
 from gdsdata.bench.cases.loader.row import TOUCHED_BYTES
 from gdsdata.bench.data import checkpoints, sources
 from gdsdata.bench.data.made import PIECE_BYTES
@@ -18,10 +16,6 @@ class Volumes(sources.DataSet):
     @property
     def bytes(self):
         return self.source.samples * self.source.sample_bytes
-
-    @property
-    def dtype(self):
-        return np.dtype(self.source.dtype).name
 
 
 class Tensors(checkpoints.OneFormat):

@@ -9,7 +9,6 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from gdsdata.bench.cases.loader.copying import Copying
@@ -85,7 +84,7 @@ class Train(Copying):
         return self.files_facts(source) | source.facts() | {"repeats": source.repeats}
 
     def dtypes(self, source, cache):
-        return ["raw" if source.kind == "text" else np.dtype(source.source.dtype).name]
+        return ["raw" if source.kind == "text" else source.dtype]
 
     def rows_for(self, source, cache):
         rows = super().rows_for(source, None)
