@@ -17,7 +17,7 @@ LLMC_MAGIC, LLMC_HEADER_BYTES = 20240520, 1024  # karpathy/llm.c, dev/data/data_
 
 
 class CaseSource:
-    """What a case's rows read or write. It is sent to their processes, as it is when they start.
+    """Files or objects of a case's rows. It is sent to their processes when they start.
 
     A class has `kind`, its name in tables, `files` and `summary()`.
     """

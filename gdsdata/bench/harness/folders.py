@@ -15,8 +15,8 @@ PREFIX = "gdsdata-bench"
 def temporary_folder(folder, name):
     """Make a folder of one run below `folder`, which its end removes.
 
-    What killed runs of this name left there is removed too, and nothing else: the names have the
-    number of the run's process.
+    Folders that killed runs of this name left there are removed too, and nothing else: the names
+    have the number of the run's process.
     """
     Path(folder).mkdir(parents=True, exist_ok=True)
     for entry in os.scandir(folder):

@@ -61,7 +61,7 @@ def one_interrupt():
 
 @contextlib.contextmanager
 def ended_in_order():
-    """Turn SIGTERM, as `timeout` sends it, and SIGHUP into SystemExit, so that files are removed."""
+    """Turn SIGTERM, as `timeout` sends it, and SIGHUP into SystemExit: files are removed."""
 
     def end(number, _):
         sys.exit(128 + number)

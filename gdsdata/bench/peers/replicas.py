@@ -27,7 +27,7 @@ def by_itself(library, *kinds):
 
 
 def in_group(library, how):
-    """Make the row of case=replicas of a LoadPeer of safetensors that loads with the group, if it is `together`."""
+    """Make the row of case=replicas of a LoadPeer that loads with the group, if `together`."""
     said = {"key": f"{library.key}_group", "name": f"{library.name}, distributed", "kinds": ("safetensors",)}
     said |= {"setting": f"{library.setting}; {how}", "together": True, "__module__": library.__module__}
     return type(f"{library.__name__}InGroup", (library,), said)

@@ -66,7 +66,7 @@ class LatencyRow(Row):
         return {"checked_bytes": checked}
 
     def asked(self):
-        """Return (iterations, those before them, seconds after which a run ends, whether each is compared)."""
+        """Return (iterations, those before them, seconds of a run, whether each is compared)."""
         return self.settings.iterations, self.settings.warm_up, self.settings.run_seconds, self.settings.verify
 
     def run(self, dtype, cache):
