@@ -5,7 +5,7 @@ import os
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +27,11 @@ class Stored(CaseSource):
     kind: str
     objects: objects.Objects
     length: int = 0  # of a piece; 0: whole objects
-    row: ClassVar[str] = "row:RemoteRow"  # in this package
+
+    @property
+    def row(self):
+        """Return the row's side: module:Class of this package."""
+        return "row:RemoteRow"
 
     @property
     def files(self):
@@ -125,7 +129,10 @@ class Checkpoints(Stored):
     state: Any = None
     folder: Path = Path()  # where saves are read back
     urls: dict = field(default_factory=dict)  # {format: what is loaded}
-    row: ClassVar[str] = "checkpoints:StoredCheckpointRow"
+
+    @property
+    def row(self):
+        return "checkpoints:StoredCheckpointRow"
 
     def cache_states(self):
         return ["cold"] if self.kind == "load" else ["new"]
