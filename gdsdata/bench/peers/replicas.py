@@ -28,12 +28,9 @@ def by_itself(library, *kinds):
 
 def in_group(library, how):
     """Make the row of case=replicas of a LoadPeer that loads with the group, if `together`."""
-    said: dict[str, Any] = {
-        "key": f"{library.key}_group",
-        "name": f"{library.name}, distributed",
-        "kinds": ("safetensors",),
-    }
-    said |= {"setting": f"{library.setting}; {how}", "together": True, "__module__": library.__module__}
+    said: dict[str, Any] = {"key": f"{library.key}_group", "name": f"{library.name}, distributed"}
+    said |= {"setting": f"{library.setting}; {how}", "kinds": ("safetensors",), "together": True}
+    said |= {"__module__": library.__module__}
     return type(f"{library.__name__}InGroup", (library,), said)
 
 
