@@ -43,6 +43,9 @@ class Checkpoint(CaseSource):
     def files(self):
         return [self.path, *filter(None, [self.torch_file])]
 
+    def facts(self):
+        return {"tensors": len(self.tensors), "loaded_bytes": self.bytes}
+
     def summary(self):
         return f"{len(self.tensors):,} {self.dtype} tensors, {self.bytes / 2**20:,.0f} MiB; {self.origin}"
 
@@ -239,8 +242,8 @@ def checkpoint_for(settings, case, with_torch_file, progress=lambda count: None)
     return checkpoint
 
 
-def in_format(name, checkpoint, settings, kind=OneFormat):
-    """Return the OneFormat (or a class derived from it) of a Checkpoint: safetensors, pt or dcp.
+def in_format(name, checkpoint, settings):
+    """Return the OneFormat of a Checkpoint: safetensors, pt or dcp.
 
     A folder of DCP is made and kept.
     """
@@ -250,7 +253,7 @@ def in_format(name, checkpoint, settings, kind=OneFormat):
         parameters = {"kind": "DCP", "of": made.name, "bytes": size, "files": DCP_FILES}
         write = functools.partial(write_dcp_folder, checkpoint=checkpoint)
         place = os.path.abspath(keep(data_folder(settings), f"{made.stem}-dcp", parameters, size, write))
-    return kind(**vars(checkpoint) | {"kind": name, "place": place})
+    return OneFormat(**vars(checkpoint) | {"kind": name, "place": place})
 
 
 def checksum(tensor, at=0):

@@ -31,6 +31,10 @@ class CaseSource:
     def file_bytes(self: Any) -> int:
         return sum(map(os.path.getsize, self.files))
 
+    def facts(self):
+        """Return more fields of `data` in results.json."""
+        return {}
+
 
 @dataclass
 class Source:

@@ -22,6 +22,7 @@ COLD_MEANS = 0.02  # A cold run starts with at most this share of the files resi
 WARM_MEANS = 0.999
 BUSY_CORES = 0.25
 IN_MEMORY = ("tmpfs", "ramfs")
+TOUCHED_BYTES = 512 * 2**20  # more than any row allocates with the default data sets
 MOST_DEPTH = 1024  # of the O_DIRECT reads that are measured as a limit
 NO_TURN = "not measured: the run was broken off before its first turn was over"
 BROKEN_OFF = "This run was broken off (Ctrl-C): what it had not measured by then is missing."
@@ -58,10 +59,7 @@ def outcome_of(call, *arguments, **more):
 class Case:
     """A case says which sources and rows it has, what a run is, what a row reports.
 
-    Each case has these methods:
-
-    - `sources()` yields the CaseSources, each of which is measured before the next is made.
-    - `touched_bytes(source)` is the most memory that a run needs; it is touched beforehand.
+    Each has `sources()`: it yields the CaseSources, each of which is measured before the next.
     """
 
     no_peers: tuple[str, ...] = ()  # keys of rows that others are not compared with
@@ -69,7 +67,6 @@ class Case:
     samples_memory = True  # else the row does, of its own processes
     has_folder = False  # whether a run has files of its own, in `files_folder`
     sources: Callable[[], Iterable[Any]]
-    touched_bytes: Callable[..., int]
     of_runs: tuple[str, ...] = ()  # fields of runs, whose spread is a field of a row
 
     def __init__(self, settings, folder, progress):
@@ -85,12 +82,21 @@ class Case:
     # Some cases have their own:
 
     def facts(self, source):
-        """More fields of `data` in results.json."""
-        return {}
+        """Return more fields of `data` in results.json."""
+        about = {"files": len(source.files), "first_file": source.files[0], "file_bytes": source.file_bytes}
+        return about | source.facts()
 
     def dtypes(self, source, cache):
         """Return those of the tables."""
         return [source.dtype]
+
+    def touched_bytes(self, source):
+        """Return the most memory that a run needs. It is touched beforehand."""
+        return TOUCHED_BYTES if is_cuda(self.device) else self.host_bytes(source)
+
+    def host_bytes(self, source):
+        """Return the same where bytes stay in host memory."""
+        return TOUCHED_BYTES
 
     def device_of(self, source):
         return self.device
@@ -200,9 +206,6 @@ class Case:
         """Return the source's fields of `data` in results.json."""
         kind, disk = system.file_system(source.files[0])
         return {"summary": source.summary(), **self.facts(source), "file_system": kind, "device": disk}
-
-    def files_facts(self, source):
-        return {"files": len(source.files), "first_file": source.files[0], "file_bytes": source.file_bytes}
 
     def caches(self, source):
         """Return the states of the page cache that the source can have here."""

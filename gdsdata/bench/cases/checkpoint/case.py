@@ -17,13 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gdsdata.bench.cases.checkpoint import stock
-from gdsdata.bench.cases.loader.row import TOUCHED_BYTES
 from gdsdata.bench.data import checkpoints
 from gdsdata.bench.data.made import need_space
 from gdsdata.bench.data.sources import CaseSource
 from gdsdata.bench.harness.case import Case
 from gdsdata.bench.harness.process import RowFailed
-from gdsdata.bench.measure import device, limits
+from gdsdata.bench.measure import limits
 
 SUFFIXES = {"pt": ".pt", "safetensors": ".safetensors", "raw": ".bin"}  # other formats are folders
 
@@ -105,8 +104,8 @@ class Checkpoint(Case):
             return ["staged"]
         return ["new", "replaced"] if self.case.overwrite else ["new"]
 
-    def touched_bytes(self, source):
-        return TOUCHED_BYTES if device.is_cuda(self.device) else source.state.bytes + checkpoints.STATE_PIECE_BYTES
+    def host_bytes(self, source):
+        return source.state.bytes + checkpoints.STATE_PIECE_BYTES
 
     def read_by(self, row):
         formats = (row.described[name] for name in ("saves", "loads"))

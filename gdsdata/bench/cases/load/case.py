@@ -1,10 +1,9 @@
 """The bench's side of case=load."""
 
-from gdsdata.bench.cases.loader.row import TOUCHED_BYTES
 from gdsdata.bench.data import checkpoints
 from gdsdata.bench.data.made import PIECE_BYTES
 from gdsdata.bench.harness.case import Case
-from gdsdata.bench.measure import device, limits
+from gdsdata.bench.measure import limits
 from gdsdata.bench.peers import registry
 
 
@@ -20,14 +19,11 @@ class Load(Case):
         rows = registry.rows("load", device_name=self.device)
         return any(peer.reads_torch_file for peer in rows if not self.case.rows or peer.key in self.case.rows)
 
-    def facts(self, source):
-        return self.files_facts(source) | {"tensors": len(source.tensors), "loaded_bytes": source.bytes}
-
     def rows_for(self, source, cache):
         return [peer for peer in super().rows_for(source, cache) if source.torch_file or not peer.reads_torch_file]
 
-    def touched_bytes(self, source):
-        return TOUCHED_BYTES if device.is_cuda(self.device) else source.bytes + PIECE_BYTES
+    def host_bytes(self, source):
+        return source.bytes + PIECE_BYTES
 
     def take_limits(self, table, seconds):
         if table.cache == "cold":

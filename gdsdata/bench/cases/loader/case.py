@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from gdsdata.bench.cases.loader.copying import Copying
-from gdsdata.bench.cases.loader.row import TOUCHED_BYTES
 from gdsdata.bench.data import sources
 from gdsdata.bench.measure import limits, system
 
@@ -43,16 +42,13 @@ class Loader(Copying):
 
     def facts(self, source):
         cold_samples = source.cold_samples(self.case.cold_samples)
-        return self.files_facts(source) | source.facts() | {"cold_samples": cold_samples}
+        return super().facts(source) | {"cold_samples": cold_samples}
 
     def dtypes(self, source, cache):
         dtypes = self.case.dtypes if source.source.kind == "tokens" else [source.dtype]
         if cache == "warm":
             return dtypes
         return dtypes[:1] if source.batch_size == self.batch_sizes(source.source)[0] else []
-
-    def touched_bytes(self, source):
-        return TOUCHED_BYTES
 
     def run(self, row):
         if row.table.cache == "warm":

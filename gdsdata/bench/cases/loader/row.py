@@ -11,7 +11,6 @@ from gdsdata.bench.harness.row import Row
 from gdsdata.bench.measure import device
 
 VERIFIED_BYTES = 160 * 2**20  # Batches that are kept for verifying take no more than this.
-TOUCHED_BYTES = 512 * 2**20  # more than any row allocates with the default data sets
 
 
 class BatchRow(Row):

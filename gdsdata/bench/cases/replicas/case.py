@@ -1,6 +1,5 @@
 """The bench's side of case=replicas: each kind of work is a source of its own."""
 
-from gdsdata.bench.cases.loader.row import TOUCHED_BYTES
 from gdsdata.bench.data import checkpoints, sources
 from gdsdata.bench.data.made import PIECE_BYTES
 from gdsdata.bench.harness.case import Case
@@ -18,13 +17,6 @@ class Volumes(sources.DataSet):
         return self.source.samples * self.source.sample_bytes
 
 
-class Tensors(checkpoints.OneFormat):
-    """A checkpoint, which every rank loads."""
-
-    def facts(self):
-        return {"tensors": len(self.tensors), "loaded_bytes": self.bytes}
-
-
 class Replicas(Case):
     ratios, samples_memory = (("ratio_to_alone", "gdsdata_alone"),), False
 
@@ -40,7 +32,7 @@ class Replicas(Case):
                 yield Volumes(name, volumes, self.case.batch_size)
             else:
                 made = made or self.checkpoint()
-                yield checkpoints.in_format(name, made, self.settings.data, Tensors)
+                yield checkpoints.in_format(name, made, self.settings.data)
 
     def checkpoint(self):
         with self.progress.bytes("data: checkpoint", self.settings.data.size_bytes) as advance:
@@ -50,10 +42,10 @@ class Replicas(Case):
         return made
 
     def facts(self, source):
-        return self.files_facts(source) | source.facts() | {"ranks": self.case.ranks}
+        return super().facts(source) | {"ranks": self.case.ranks}
 
-    def touched_bytes(self, source):
-        return TOUCHED_BYTES if device.is_cuda(self.device) else source.bytes + PIECE_BYTES
+    def host_bytes(self, source):
+        return source.bytes + PIECE_BYTES
 
     def run(self, row):
         row.process.ask("open", dtype=row.table.dtype)

@@ -57,7 +57,7 @@ class Startup(Case):
                 Path(path).unlink(missing_ok=True)
 
     def facts(self, source):
-        return self.files_facts(source) | {
+        return super().facts(source) | {
             "state_bytes": source.state_bytes,
             "tensors": len(source.checksums),
             "batch_size": self.case.batch_size,

@@ -81,7 +81,7 @@ class Train(Copying):
             )
 
     def facts(self, source):
-        return self.files_facts(source) | source.facts() | {"repeats": source.repeats}
+        return super().facts(source) | {"repeats": source.repeats}
 
     def dtypes(self, source, cache):
         return ["raw" if source.kind == "text" else source.dtype]

@@ -14,7 +14,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from gdsdata.bench.cases.loader.row import TOUCHED_BYTES
 from gdsdata.bench.cases.settings import overrides, quoted
 from gdsdata.bench.cases.tune.row import WrongBytes
 from gdsdata.bench.cases.tune.search import Refused, Search, confirmed, said
@@ -109,7 +108,7 @@ class Tune(Case):
         return f"{__package__}.row:{ROWS[source.kind]}"
 
     def touched_bytes(self, source):
-        return TOUCHED_BYTES if source.kind == "batches" else 2 * source.tensor_bytes
+        return super().touched_bytes(source) if source.kind == "batches" else 2 * source.tensor_bytes
 
     def one_source(self, source, results):
         results["data"][source.kind] = self.about(source)
