@@ -54,9 +54,13 @@ def own_stores():
 def quick_programs(monkeypatch, request):
     """Start the test's programs as forks of a process with their imports (quick_programs.py).
 
-    Tests marked `new_interpreter` start interpreters all the same.
+    Tests marked `new_interpreter` start interpreters all the same. Programs of tests marked
+    `whole_end` end as an interpreter does.
     """
     import quick_programs
+
+    if request.node.get_closest_marker("whole_end"):
+        monkeypatch.setenv(quick_programs.WHOLE_END, "1")
 
     if request.node.get_closest_marker("new_interpreter") is None:
         monkeypatch.setattr(subprocess, "Popen", quick_programs.Popen)

@@ -198,6 +198,16 @@ LOUD = {
         "KeyboardInterrupt",
     ),
     "sys.exit in the loop": ("for batch in read():\n    sys.exit(3)", 3, ""),
+    "the teardown of a module": (
+        """
+class Kept:
+    def __del__(self, write=os.write):
+        write(2, b"torn down")
+torch.kept = Kept()
+""",
+        0,
+        "torn down",
+    ),
     "os._exit in the loop": ("for batch in tar():\n    os._exit(4)", 4, ""),
 }
 PROGRAMS = {**SILENT, **{name: program for name, (program, _, _) in LOUD.items()}}

@@ -583,6 +583,7 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path):
 
 
 @pytest.mark.parametrize("device_staging_bytes", [0, 1 << 30])
+@pytest.mark.whole_end
 def test_a_program_that_ends_without_closing_has_saved(tmp_path, device_staging_bytes):
     script = """
 import gdsdata, sys, torch

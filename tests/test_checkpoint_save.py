@@ -233,6 +233,7 @@ def test_a_long_pickle_is_written_whole(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["x.pt", "x.safetensors"])
+@pytest.mark.whole_end
 def test_a_program_that_ends_can_save(tmp_path, name):
     code = f"""
 import atexit, torch, gdsdata
@@ -244,6 +245,7 @@ atexit.register(gdsdata.save, state, {str(tmp_path / name)!r})
     assert torch.equal(found["a"], torch.arange(50_000_000)) and torch.equal(found["b"], torch.arange(7))
 
 
+@pytest.mark.whole_end
 def test_a_program_that_ends_can_load_in_many_batches(tmp_path):
     gdsdata.save({"a": torch.arange(5000), "b": torch.arange(7)}, tmp_path / "x.pt")
     code = f"""

@@ -261,6 +261,7 @@ def test_a_path_that_does_not_answer_is_told_in_time(file, monkeypatch):
     assert found["file_system"].answer == "no" and found["file_system"].remedy
 
 
+@pytest.mark.whole_end
 def test_the_program_ends_though_the_path_never_answers(tmp_path):
     script = """
 import os, sys, threading

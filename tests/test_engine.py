@@ -427,6 +427,7 @@ def test_one_that_is_dropped_ends_its_reads_and_leaves_no_thread(tmp_path):
 
 
 @pytest.mark.parametrize("late_ms", [0, 30_000])
+@pytest.mark.whole_end
 def test_a_program_may_end_with_one_open_and_reads_on_their_way(tmp_path, late_ms):
     (tmp_path / "x").write_bytes(bytes(4096))
     require_direct(tmp_path / "x")

@@ -255,6 +255,7 @@ print("not interrupted")
     [("in the loop", "", 60), ("waiting", "late=1,late_ms=20000", 0)],
     ids=["in the loop", "blocked in next"],
 )
+@pytest.mark.whole_end
 def test_ctrl_c_ends_a_program(tmp_path, storage, line, faults, pause):
     process = start_script(LOOP, tmp_path / "0.bin", faults, pause)
     assert process.stdout.readline() == f"{line}\n", process.stderr.read()
@@ -335,6 +336,7 @@ def read(**options):
 """
 
 
+@pytest.mark.whole_end
 def test_the_interpreter_ends_with_iterators_alive_and_batches_held(tmp_path, storage):
     program = """
 iterators = [iter(read()), iter(read(backend="posix")), iter(read(direct="always"))]
@@ -344,6 +346,7 @@ cycle = [held, iterators]; cycle.append(cycle)
     assert run_script(PROGRAM + program, tmp_path / "0.bin") == (0, "", "")
 
 
+@pytest.mark.whole_end
 def test_the_interpreter_ends_by_an_exception_in_the_loop(tmp_path, records):
     program = """
 for batch in read():
@@ -353,6 +356,7 @@ for batch in read():
     assert code == 1 and stderr.splitlines()[-1] == "ZeroDivisionError: mine"
 
 
+@pytest.mark.whole_end
 def test_the_interpreter_ends_while_a_daemon_thread_waits_for_a_batch(tmp_path, storage):
     program = """
 batches = iter(read(direct="always", faults="late=1,late_ms=1000"))
@@ -364,6 +368,7 @@ time.sleep(0.2)
     assert not stderr or "EngineClosed" in stderr or "Exception in thread" in stderr
 
 
+@pytest.mark.whole_end
 def test_the_thread_that_completes_futures_ends_before_the_interpreter(tmp_path):
     """If it did not, torch would end the process: it releases the GIL when it frees a tensor."""
     (tmp_path / "a").write_bytes(bytes(1000))
@@ -380,6 +385,7 @@ engine.read(sys.argv[1], torch.empty(1000, dtype=torch.uint8)).add_done_callback
     assert run_script(program, tmp_path / "a") == (0, "", "")
 
 
+@pytest.mark.whole_end
 def test_a_daemon_thread_does_not_free_the_data_set_while_the_interpreter_ends(tmp_path, storage):
     # Freeing a tensor may release the GIL. A thread that now takes it again ends the process.
     program = """
@@ -396,6 +402,7 @@ time.sleep(0.2)
 
 
 @pytest.mark.parametrize("call", ["read(path, 0, ", "write_whole(path, "])
+@pytest.mark.whole_end
 def test_the_interpreter_ends_while_a_daemon_thread_reads_or_writes(tmp_path, storage, call):
     program = f"""
 import sys, threading, time, torch, gdsdata
@@ -411,6 +418,7 @@ time.sleep(0.2)
     assert not stderr or "EngineClosed" in stderr or "Exception in thread" in stderr
 
 
+@pytest.mark.whole_end
 def test_a_forked_child_ends_like_any_program(tmp_path, records):
     program = """
 import os, warnings

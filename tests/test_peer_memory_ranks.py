@@ -250,6 +250,7 @@ sends.wait()
 """
 
 
+@pytest.mark.whole_end
 def test_a_program_that_ends_while_it_sends_ends_at_once(tmp_path):
     for rank in range(2):
         (tmp_path / f"node-{rank}").mkdir()

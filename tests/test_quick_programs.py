@@ -1,6 +1,7 @@
 """To its caller, a fork of `quick_programs` behaves like a new interpreter."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -52,10 +53,42 @@ def test_a_fork_has_the_arguments_environment_folder_and_pipes_of_a_new_interpre
         "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
         "import atexit; atexit.register(print, 'at exit'); print('before')",
         "import threading, time; threading.Thread(target=lambda: (time.sleep(0.1), print('a thread'))).start()",
+        "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start(); print('before')",
+        "import os\nif os.fork(): os.wait()\nelse: raise SystemExit(7)",
+        "class Own:\n    def __del__(self, say=print): say('freed')\nown = [Own()]; own.append(own)",
+        "class Own:\n    def __del__(self): raise KeyError('in a destructor')\nown = Own()",
     ],
 )
-def test_a_fork_ends_as_a_new_interpreter_does(code):
-    assert outcome(FORK, ["-c", code]) == outcome(NEW, ["-c", code])
+def test_a_fork_ends_as_a_new_interpreter_does(monkeypatch, code):
+    def said(popen):
+        status, out, errors = outcome(popen, ["-c", code])
+        return status, out, re.sub(r" at 0x\w+", "", errors)
+
+    expected = said(NEW)
+    assert said(FORK) == expected
+    monkeypatch.setenv(quick_programs.WHOLE_END, "1")
+    assert said(FORK) == expected
+
+
+KEPT = """
+import os, torch
+class Kept:
+    def __del__(self, write=os.write):
+        write(1, b"torn down")
+torch.kept = Kept()
+"""
+
+
+def test_only_a_whole_end_tears_imported_modules_down(monkeypatch):
+    assert outcome(FORK, ["-c", KEPT])[:2] == (0, "")
+    monkeypatch.setenv(quick_programs.WHOLE_END, "1")
+    assert outcome(FORK, ["-c", KEPT])[:2] == outcome(NEW, ["-c", KEPT])[:2] == (0, "torn down")
+
+
+@pytest.mark.whole_end
+def test_a_test_that_is_marked_has_programs_with_whole_ends(quick_programs):
+    said = subprocess.run([sys.executable, "-c", KEPT], stdout=subprocess.PIPE, text=True).stdout
+    assert said == "torn down"
 
 
 def test_an_exception_leaves_its_type_and_status():
@@ -63,12 +96,16 @@ def test_an_exception_leaves_its_type_and_status():
     assert code == 1 and errors.rstrip().endswith("KeyError: 'x'")
 
 
-def test_a_fork_takes_an_interrupt():
+@pytest.mark.parametrize("whole", ["", "1"])
+def test_a_fork_takes_an_interrupt(whole):
     code = "import time; print(flush=True); time.sleep(60)"
-    with FORK([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as program:
+    environment = {**os.environ, quick_programs.WHOLE_END: whole}
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    with FORK([sys.executable, "-c", code], env=environment, **pipes) as program:
         program.stdout.readline()
         program.send_signal(signal.SIGINT)
-        assert b"KeyboardInterrupt" in program.communicate(timeout=60)[1] and program.returncode != 0
+        assert program.communicate(timeout=60)[1].endswith(b"KeyboardInterrupt\n")
+        assert program.returncode == -signal.SIGINT
 
 
 @pytest.mark.parametrize(

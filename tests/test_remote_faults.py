@@ -325,6 +325,7 @@ def test_50_processes_that_are_killed_while_they_fill_the_cache_leave_right_byte
         _engine.use_cache(None, 0, 0)
 
 
+@pytest.mark.whole_end
 @pytest.mark.usefixtures("quick_programs")
 @pytest.mark.parametrize("cached", [False, True])
 def test_a_program_ends_in_silence_and_soon_while_requests_are_in_flight(server, tmp_path, cached):
