@@ -6,6 +6,7 @@ timeout(seconds).
 """
 
 import functools
+import gc
 import os
 import subprocess
 import sys
@@ -25,6 +26,21 @@ def lack_of_gpu() -> str:
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is built without CUDA"
     return "" if torch.cuda.is_available() else f"torch {torch.__version__} sees no CUDA device"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Keep the collector off while tests are collected, and from what is there then.
+
+    It would go through the objects of 9,000 tests and of the modules they import, again and again.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session")
