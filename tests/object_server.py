@@ -25,6 +25,7 @@ class ObjectServer:
     def __init__(self, bucket="bucket"):
         self.bucket, self.content = bucket, {}
         self.requests, self.lists, self.heads = [], 0, 0
+        self._tags = {}  # by the key: the content that was hashed, and its tag
         server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -62,7 +63,12 @@ class ObjectServer:
                 self.content[prefix + path.relative_to(folder).as_posix()] = path.read_bytes()
 
     def tag(self, key):
-        return f'"{hashlib.md5(self.content[key]).hexdigest()}"'
+        data = self.content[key]
+        hashed, tag = self._tags.get(key, (None, ""))
+        if hashed is not data or not isinstance(data, bytes):
+            tag = f'"{hashlib.md5(data).hexdigest()}"'
+            self._tags[key] = data, tag
+        return tag
 
     def answer(self, request):
         key = unquote(request.path.partition("?")[0]).removeprefix(f"/{self.bucket}/")
