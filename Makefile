@@ -49,7 +49,7 @@ bench: $(READY)  ## set up what is missing, then the benchmark: ARGS="case=loade
 
 .PHONY: test
 test: $(READY) build/.system-tests build/.azurite  ## set up what is missing, then the C++ engine's tests, then pytest: ARGS="-k npy"
-	@$(CPP_TESTS) run VARIANT=plain
+	@$(CPP_TESTS) run VARIANT=plain ENGINE_OBJECTS=build/engine
 	@$(VENV_PYTHON) -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 .PHONY: pytest
