@@ -24,7 +24,7 @@ import torch
 import gdsdata
 from gdsdata.formats import Records
 from gdsdata.io import engine
-from gdsdata.storage import objects, ranges, stores
+from gdsdata.storage import stores
 from gdsdata.storage.secret import Keys
 
 SERVER = Path(__file__).resolve().parents[1] / "tests" / "servers" / "faults.py"
@@ -73,11 +73,9 @@ def far_server(link: Link) -> Iterator[str]:
 def read_share(prefix: str, link: Link, size: int) -> float:
     """Read an object at once; returns the throughput as a share of the network's."""
     url = f"{prefix}/{size}/read.bin"
-    [identity] = objects.identities([url])
-    table = ranges.table_of(url, identity)
-    ranges.BegunRange(table, 0, MIB).result()  # threads, access and a connection are made
+    gdsdata.read_tensor(url, torch.uint8, [MIB])  # threads, credentials and a connection are made
     started = time.perf_counter()
-    ranges.BegunRange(table, 0, size).result()
+    gdsdata.read_tensor(url, torch.uint8, [size])
     return size / (time.perf_counter() - started) / link.bytes_per_s
 
 

@@ -54,6 +54,24 @@ def test_a_load_imports_what_its_format_needs(tmp_path):
     assert run_script(LOADED, tmp_path, unneeded) == (0, f"[]\n['{reader}']\n", "")
 
 
+FIRST_BATCH = """
+import sys
+import torch, gdsdata
+
+records, reading = gdsdata.formats.Records("u1", (1000,)), gdsdata.Reading(gdsdata.EngineOptions(direct="always"))
+data = gdsdata.GDSDataset(sys.argv[1], 4, records, shuffle="lanes", device="cpu", reading=reading)
+for batch in data:
+    break
+print(batch.shape[0], data.stats()["shuffle"].partition("(")[0], "numpy.ma" in sys.modules)
+"""
+
+
+def test_the_first_batch_of_lanes_imports_no_masked_arrays(tmp_path):
+    path = tmp_path / "a.bin"
+    path.write_bytes(bytes(400 * 1000))
+    assert run_script(FIRST_BATCH, path) == (0, "4 Lanes False\n", "")
+
+
 def test_every_public_name_is_found_and_listed():
     for name in gdsdata.__all__:
         assert getattr(gdsdata, name) is not None

@@ -39,8 +39,8 @@ class Collector final : public HttpReceiver {
  public:
   explicit Collector(size_t most_body_bytes) : most_body_bytes_(most_body_bytes) {}
 
-  bool take_head(const HttpHead& head) override {
-    response.head = head;
+  bool take_head(HttpHead head) override {
+    response.head = std::move(head);
     return true;
   }
   bool take_body(std::span<const std::byte> bytes) override {

@@ -8,6 +8,8 @@ namespace gdsdata {
 
 namespace {
 
+constexpr size_t kUsualHeaders = 16;  // more of them take memory again
+
 std::string_view trimmed(std::string_view text) {
   constexpr std::string_view kBlanks = " \t\r\n";
   const size_t begin = text.find_first_not_of(kBlanks);
@@ -55,6 +57,7 @@ void HttpHead::add_line(std::string_view line) {
   if (line == "\r\n" || line == "\n") is_complete = true;
   const size_t colon = line.find(':');
   if (colon == std::string_view::npos || line.size() > kMostHeaderBytes || headers.size() >= kMostHeaders) return;
+  if (headers.empty()) headers.reserve(kUsualHeaders);
   std::string name(line.substr(0, colon));
   std::transform(name.begin(), name.end(), name.begin(), lower);
   headers.emplace_back(std::move(name), trimmed(line.substr(colon + 1)));

@@ -48,7 +48,7 @@ struct HttpReactor::Transfer {
   bool give_head() {
     if (!head_taken) {
       head_taken = true;
-      refused = !receiver.take_head(head);
+      refused = !receiver.take_head(std::move(head));
     }
     return !refused;
   }

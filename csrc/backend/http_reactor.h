@@ -52,7 +52,7 @@ class HttpReceiver {
  public:
   virtual ~HttpReceiver() = default;
   // The final head, before the first byte of the body. Returns false to end the exchange.
-  virtual bool take_head(const HttpHead& head) = 0;
+  virtual bool take_head(HttpHead head) = 0;
   virtual bool take_body(std::span<const std::byte> bytes) = 0;
   // The last call. The receiver may be destroyed in it. Not called after `cancel`.
   virtual void ended(const HttpEnd& end) noexcept = 0;

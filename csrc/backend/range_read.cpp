@@ -39,6 +39,8 @@ class RangeRead::Attempt final : public HttpReceiver {
       : owner_(owner), window_(window), fresh_connection_(fresh_connection), begun_(Clock::now()) {}
   ~Attempt() override {
     if (exchange_ != HttpReactor::kNone) owner_.reactor().cancel(exchange_);
+    // Not in `take_body`: an atomic addition waits for the stores of the copy before it.
+    owner_.client_->statistics().bytes.fetch_add(received_, std::memory_order_relaxed);
     window_.leave(throttled_);
   }
 
@@ -50,12 +52,12 @@ class RangeRead::Attempt final : public HttpReceiver {
     return exchange_ != HttpReactor::kNone;
   }
 
-  bool take_head(const HttpHead& head) override {
-    head_ = head;
-    if (!is_success(head.status)) return true;  // its body is the reason
-    verdict_ = judge_content(head, *owner_.object_, owner_.left());
+  bool take_head(HttpHead head) override {
+    head_ = std::move(head);
+    if (!is_success(head_.status)) return true;  // its body is the reason
+    verdict_ = judge_content(head_, *owner_.object_, owner_.left());
     if (verdict_.action != Verdict::Action::kTake) return false;
-    owner_.object_->set_etag(head.header("etag"));
+    owner_.object_->set_etag(head_.header("etag"));
     owner_.shard_.first_bytes.add(std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - begun_));
     return owner_.take_first_byte(*this);
   }
@@ -76,7 +78,6 @@ class RangeRead::Attempt final : public HttpReceiver {
     owner_.position_ += bytes.size();
     received_ += bytes.size();
     owner_.last_byte_ = Clock::now();
-    owner_.client_->statistics().bytes.fetch_add(bytes.size(), std::memory_order_relaxed);
     return true;
   }
 
@@ -198,7 +199,7 @@ void RangeRead::take_access(std::shared_ptr<const ObjectAccess> access, std::opt
 HttpRequest RangeRead::request_for(const std::string& url) const {
   HttpRequest request;
   request.url = url;
-  if (origin_of(url) == origin_of(access_->url)) request.headers = access_->headers;
+  if (url == access_->url || origin_of(url) == origin_of(access_->url)) request.headers = access_->headers;
   request.headers.push_back("Range: bytes=" + std::to_string(position_) + "-" + std::to_string(range_.end - 1));
   // A weak tag never matches (RFC 9110, 13.1.1). The answer's tag is compared in any case.
   const std::string etag = object_->etag();

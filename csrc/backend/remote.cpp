@@ -43,11 +43,12 @@ class Inbox {
     Fetches fetches;
     bool interrupted = false;
   };
-  // Waits for a result or an interrupt. Takes at most `most` completions, and all fetches.
-  Taken take(size_t most, std::chrono::milliseconds timeout) {
+  // Waits for `least` completions, a fetch or an interrupt. Takes at most `most` completions, and
+  // all fetches.
+  Taken take(size_t least, size_t most, std::chrono::milliseconds timeout) {
     std::unique_lock lock(mutex_);
-    const auto is_empty = [this] { return completions_.empty() && fetches_.empty(); };
-    if (timeout.count() > 0) arrived_.wait_for(lock, timeout, [&] { return !is_empty() || interrupted_; });
+    least_ = least;
+    if (timeout.count() > 0) arrived_.wait_for(lock, timeout, [this] { return has_enough(); });
     Taken taken;
     taken.interrupted = std::exchange(interrupted_, false);
     taken.fetches.swap(fetches_);
@@ -62,14 +63,17 @@ class Inbox {
     {
       std::lock_guard lock(mutex_);
       results.splice(results.end(), one);
+      if (!has_enough()) return;  // the worker sleeps on
     }
     arrived_.notify_one();
   }
+  bool has_enough() const { return completions_.size() >= least_ || !fetches_.empty() || interrupted_; }
 
   std::mutex mutex_;  // guards the members that follow
   std::condition_variable arrived_;
   Completions completions_;
   Fetches fetches_;
+  size_t least_ = 1;  // completions that the worker waits for
   bool interrupted_ = false;
 };
 
@@ -108,7 +112,8 @@ class RemoteBackend final : public Backend {
       count += reap_cached(completions.subspan(count));
       const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
       const bool waits = count < min && left.count() > 0;
-      Inbox::Taken taken = inbox_->take(completions.size() - count, waits ? std::min(left, patience()) : kNoWait);
+      Inbox::Taken taken = inbox_->take(waits ? min - count : 1, completions.size() - count,
+                                        waits ? std::min(left, patience()) : kNoWait);
       for (Completion& completion : taken.completions) {
         --remote_in_flight_;
         completions[count++] = std::move(completion);

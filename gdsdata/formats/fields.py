@@ -103,19 +103,23 @@ class FieldIndex(SampleIndex):
 
     def runs(self, first: int, count: int) -> Iterator[tuple[int, int, int]]:
         """Yield one run a file if a sample's fields lie together, else one for each field."""
-        for file, begin, here in runs_of_files(self.first_sample, first, count):
-            samples = slice(int(self.first_sample[file]) + begin, int(self.first_sample[file]) + begin + here)
-            begins, lengths = self.extents[samples].wide()
-            there = lengths > 0
-            begins, ends = np.where(there, begins, _NOWHERE).min(0), np.where(there, begins + lengths, 0).max(0)
+        files = list(runs_of_files(self.first_sample, first, count))
+        if not files:
+            return
+        begins, lengths = self.extents[first : first + count].wide()
+        there = lengths > 0
+        heads = np.cumsum([0, *(here for _, _, here in files[:-1])])  # the first of each file's samples
+        ends = np.maximum.reduceat(np.where(there, begins + lengths, 0), heads)
+        begins = np.minimum.reduceat(np.where(there, begins, _NOWHERE), heads)
+        for (file, _, _), *of_fields in zip(files, begins.tolist(), ends.tolist(), strict=True):
             run_begin = run_end = 0
-            for field in np.argsort(begins):
-                if begins[field] == _NOWHERE:
+            for begin, end in sorted(zip(*of_fields, strict=True)):
+                if begin == _NOWHERE:
                     break
-                if run_end and begins[field] > run_end + _GAP_BYTES:
+                if run_end and begin > run_end + _GAP_BYTES:
                     yield file, run_begin, run_end - run_begin
                     run_end = 0
-                run_begin = run_begin if run_end else int(begins[field])
-                run_end = max(run_end, int(ends[field]))
+                run_begin = run_begin if run_end else begin
+                run_end = max(run_end, end)
             if run_end:
                 yield file, run_begin, run_end - run_begin

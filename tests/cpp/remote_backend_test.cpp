@@ -2,6 +2,7 @@
 // and blocks of the local cache are fetched once.
 #include <sys/wait.h>
 
+#include <array>
 #include <set>
 #include <thread>
 
@@ -197,6 +198,23 @@ TEST_F(RemoteBackendTest, ATimeoutEndsTheWait) {
   std::vector<Completion> ended(4);
   EXPECT_EQ(backend->reap(ended, 1, 20ms), 0U);
   EXPECT_EQ(backend->reap(ended, 1, 60s), 1U);
+}
+
+TEST_F(RemoteBackendTest, ATimeoutReturnsFewerThanTheWaitWasFor) {
+  serve([](const RangeServer& server, const Asked& asked) {
+    Answer answer = server.usual(asked);
+    if (asked.begin > 0) answer.delay = 600ms;
+    return answer;
+  });
+  const auto backend = make_backend();
+  const auto quick = reading(1, true, 0, 1000), slow = reading(2, true, 1000, 1000);
+  const std::array requests = {quick->request, slow->request};
+  ASSERT_EQ(backend->submit(requests), 2U);
+  std::vector<Completion> ended(4);
+  EXPECT_EQ(backend->reap(ended, 2, 300ms), 1U);
+  EXPECT_EQ(ended[0].tag, 1U);
+  EXPECT_EQ(backend->reap(ended, 1, 60s), 1U);
+  EXPECT_EQ(ended[0].tag, 2U);
 }
 
 TEST_F(RemoteBackendTest, AFailedRangeIsAnErrorAndTheOthersAreRight) {

@@ -253,7 +253,7 @@ class OpenPieces(Chunks[_Window]):
         run = window.by_use[run]
         call = np.searchsorted(window.starts, run, side="right") - 1
         is_read = run < window.begun
-        for number in np.unique(call[is_read]).tolist():
+        for number in sorted(set(call[is_read].tolist())):  # np.unique imports numpy.ma, for 30 ms
             of_call = np.flatnonzero(is_read & (call == number))
             is_read[of_call] = self._wait_for(window.calls[number])[run[of_call] - window.starts[number]]
         return is_read

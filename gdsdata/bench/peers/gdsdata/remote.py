@@ -62,8 +62,8 @@ class RemotePieces(RemotePeer):
         dataset, left = self.dataset(lengths.pop()), len(feed.pieces)
         while feed.ends or left > 0:
             for batch in dataset:
-                for sample in batch[:left] if not feed.ends else batch:
-                    take(None, sample.numpy())
+                for sample in batch.numpy()[: None if feed.ends else left]:
+                    take(None, sample)
                 left -= len(batch)
                 if time.perf_counter() > feed.ends + MOST_OVERTIME_S if feed.ends else left <= 0:
                     return
