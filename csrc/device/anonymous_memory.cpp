@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/extent_math.h"
 #include "base/file.h"
+#include "base/mapping.h"
 #include "tuning.h"
 
 #ifndef MADV_POPULATE_WRITE
@@ -76,14 +77,11 @@ void AnonymousMemory::populate() {
 
 void touch(std::byte* memory, size_t bytes) {
   const auto address = reinterpret_cast<uintptr_t>(memory);
-  const size_t skipped = align_up(address, kPageBytes) - address;
-  if (bytes < skipped + kPageBytes) return;
-  std::byte* at = memory + skipped;
-  for (size_t left = align_down(bytes - skipped, kPageBytes); left > 0;) {
-    const size_t count = std::min<size_t>(left, tuning::kTouchedAtOnceBytes);
-    if (!populate_pages(at, count)) return;
+  const uintptr_t end = align_down(address + bytes, page_bytes());
+  for (uintptr_t at = align_up(address, page_bytes()); at < end;) {
+    const size_t count = std::min<size_t>(end - at, tuning::kTouchedAtOnceBytes);
+    if (!populate_pages(reinterpret_cast<std::byte*>(at), count)) return;
     at += count;
-    left -= count;
   }
 }
 

@@ -116,7 +116,7 @@ def alignment(host: Host, place: Place) -> Answer:
         size = host.number(f"/sys/class/block/{folder}/queue/logical_block_size") if place.block else None
         if size:
             return yes(f"logical block of {place.block}: {size} bytes (statx does not say)")
-    return unknown(found.get("error", "statx does not say, and no disk is known"), "4096 bytes are assumed")
+    return unknown(found.get("error", "statx does not say, and no disk is known"), "a page is assumed")
 
 
 @check("udev record of the disk")
