@@ -332,6 +332,7 @@ TEST(Mapping, TurnsATruncatedFileIntoAMarkNotASignal) {
     MappingGuard guard(mapping);
     std::memcpy(copy.data(), mapping.data(), copy.size());
   }
+  EXPECT_EQ(copy.back(), std::byte{0});  // the copy is used, so no compiler leaves it out
   EXPECT_EQ(mapping.lost_from(), 4096u) << "and what lies before it is still good";
 }
 
