@@ -164,6 +164,14 @@ test-wheels: $(INSTALLED)  ## the wheel of dist/ in a fresh environment: the doc
 	@cd build/wheel-test && env -u PYTHONPATH CXX=false CC=false venv/bin/python -m gdsdata.doctor
 	@cd build/wheel-test && env -u PYTHONPATH venv/bin/python -m pytest $(WHEEL_TESTS) $(ARGS)
 
+.PHONY: clean-machine
+clean-machine:  ## follow docs/start.md in a bare Debian or Ubuntu, as root: ARGS="--suite jammy", "--arch aarch64", "--tests FILE"
+	@$(PYTHON) .ci/clean_machine.py $(ARGS)
+
+.PHONY: test-emulated
+test-emulated: build/.wheel-tools  ## the C++ engine's tests, compiled for aarch64 and emulated: ARGS="--page-bytes 65536"
+	@build/wheel-tools/bin/python .ci/emulated_tests.py $(ARGS)
+
 .PHONY: lint-workflows
 lint-workflows: build/.actionlint  ## actionlint over .github/workflows/
 	@if [[ -x build/go/bin/actionlint ]]; then build/go/bin/actionlint; else echo "gdsdata: no actionlint here, because there is no Go"; fi
@@ -187,7 +195,7 @@ build/.wheel-tools: .ci/wheel-tools.txt $(TOOLS)
 	@echo "gdsdata: installing a compiler and checks for wheels into build/wheel-tools: a download of some 100 MB, 500 MB unpacked"
 	@$(VENV_PYTHON) -m venv --clear build/wheel-tools
 	@site='import sysconfig; print(sysconfig.get_path("purelib"))'; \
-	  $(VENV_PYTHON) -c "$$site" > $$(build/wheel-tools/bin/python -c "$$site")/base.pth
+	  echo "import site; site.addsitedir('$$($(VENV_PYTHON) -c "$$site")')" > $$(build/wheel-tools/bin/python -c "$$site")/base.pth
 	@build/wheel-tools/bin/python -m pip --disable-pip-version-check install -q -r $<
 	@touch $@
 

@@ -69,51 +69,78 @@ def quoted(words: list[str]) -> str:
     return shlex.join(words).replace("$", "$$")
 
 
-def ninja_file(target: Target, pythons: list[str]) -> str:
-    """Return the rules for every object and engine. All Pythons share most objects."""
-    extension = packing.distribution().ext_modules[0]
-    zig = quoted([sys.executable, "-m", "ziglang"])
-    torch = torch_headers()
-    uring = headers.liburing(target.arch)
-    seen = {ROOT: ".", torch: "torch", uring: "liburing"}
-    shared = [*extension.extra_compile_args, *COMPILE, "-Icsrc", "-isystem", f"{uring}/include"]
-    folder = target.folder.relative_to(ROOT)
-    text = NINJA.format(folder=folder, zig=zig, triple=target.triple)
+class Rules:
+    """The rules of ninja for one target. The objects have no name of a folder of this machine."""
 
-    def objects(sources: list[Path], place: Path, flags: list[str], known: dict[Path, str]) -> list[str]:
-        nonlocal text
-        maps = [f"-ffile-prefix-map={path}={name}" for path, name in known.items()]
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.uring = headers.liburing(target.arch)
+        self.folder = target.folder.relative_to(ROOT)
+        extension = packing.distribution().ext_modules[0]
+        self.flags = [*extension.extra_compile_args, *COMPILE, "-Icsrc", "-isystem", f"{self.uring}/include"]
+        self._names = {ROOT: ".", self.uring: "liburing"}
+        zig = quoted([sys.executable, "-m", "ziglang"])
+        self._text = NINJA.format(folder=self.folder, zig=zig, triple=target.triple)
+
+    def objects(self, sources: list[Path], place: Path, flags: list[str], known: dict[Path, str]) -> list[str]:
+        """Compile sources into objects below `place`, and return these.
+
+        `known` has the names of more folders.
+        """
+        maps = [f"-ffile-prefix-map={path}={name}" for path, name in {**self._names, **known}.items()]
         made = []
         for source in sources:
-            name = (place / source.relative_to("csrc")).with_suffix(".o").as_posix()
-            text += f"build {name}: cxx {source.as_posix()}\n  flags = {quoted(flags + maps)}\n"
+            relative = source if source.is_absolute() else source.relative_to(source.parts[0])
+            name = (place / relative.as_posix().lstrip("/")).with_suffix(".o").as_posix()
+            words = quoted([*self.flags, *flags, *maps])
+            self._text += f"build {name}: cxx {source.as_posix()}\n  flags = {words}\n"
             made.append(name)
         return made
 
-    sources = sorted(path.relative_to(ROOT) for path in (ROOT / "csrc").rglob("*.cpp"))
-    of_python = [path for path in sources if path.parts[1] == "python"]
-    common = objects([path for path in sources if path not in of_python], folder / "common", shared, seen)
-    script = folder / "exports"
-    for version in pythons:
-        include = headers.python(version, target.arch)
-        flags = [*shared, "-isystem", str(torch), *(word for path in include for word in ("-isystem", str(path)))]
-        own = folder / version
-        made = objects(of_python, own, flags, {**seen, **dict.fromkeys(include, "python")})
-        link = [f"{uring}/lib/liburing.a", *LINK, f"-Wl,--version-script={script}"]
-        for name, strip in (("_engine.so", ["-s"]), ("_engine.debug", [])):
-            text += f"build {own}/{name}: link {' '.join(common + made)} | {script}\n  flags = {quoted(link + strip)}\n"
-    return text
+    def common_objects(self) -> list[str]:
+        """Compile what does not depend on Python."""
+        return self.objects([path for path in engine_sources() if not of_python(path)], self.folder / "common", [], {})
+
+    def link(self, name: Path, objects: list[str], flags: list[str], needs: Path | None = None) -> None:
+        words = quoted([f"{self.uring}/lib/liburing.a", *flags])
+        self._text += f"build {name}: link {' '.join(objects)}{f' | {needs}' if needs else ''}\n  flags = {words}\n"
+
+    def build(self, jobs: int) -> None:
+        self.target.folder.mkdir(parents=True, exist_ok=True)
+        rules = self.target.folder / "build.ninja"
+        rules.write_text(self._text)
+        environment = {**os.environ, "ZIG_GLOBAL_CACHE_DIR": str(ROOT / "build" / "zig")}
+        command = [sys.executable, "-m", "ninja", "-f", str(rules), "-j", str(jobs)]
+        if subprocess.run(command, cwd=ROOT, env=environment).returncode != 0:
+            raise SystemExit(f"wheels: a build for {self.target.triple} failed: the compiler's words are above")
+
+
+def engine_sources() -> list[Path]:
+    return sorted(path.relative_to(ROOT) for path in (ROOT / "csrc").rglob("*.cpp"))
+
+
+def of_python(path: Path) -> bool:
+    return path.parts[1] == "python"
 
 
 def build_engines(target: Target, pythons: list[str], jobs: int) -> None:
+    """Build an engine for each Python. All of them share most objects."""
+    rules = Rules(target)
+    torch = torch_headers()
+    common = rules.common_objects()
+    sources = [path for path in engine_sources() if of_python(path)]
+    script = rules.folder / "exports"
+    for version in pythons:
+        include = headers.python(version, target.arch)
+        flags = ["-isystem", str(torch), *(word for path in include for word in ("-isystem", str(path)))]
+        own = rules.folder / version
+        made = rules.objects(sources, own, flags, {torch: "torch", **dict.fromkeys(include, "python")})
+        link = [*LINK, f"-Wl,--version-script={script}"]
+        for name, strip in (("_engine.so", ["-s"]), ("_engine.debug", [])):
+            rules.link(own / name, common + made, link + strip, needs=script)
     target.folder.mkdir(parents=True, exist_ok=True)
     (target.folder / "exports").write_text("{ global: PyInit__engine; local: *; };\n")
-    rules = target.folder / "build.ninja"
-    rules.write_text(ninja_file(target, pythons))
-    environment = {**os.environ, "ZIG_GLOBAL_CACHE_DIR": str(ROOT / "build" / "zig")}
-    command = [sys.executable, "-m", "ninja", "-f", str(rules), "-j", str(jobs)]
-    if subprocess.run(command, cwd=ROOT, env=environment).returncode != 0:
-        raise SystemExit(f"wheels: the engine did not build for {target.triple}: the compiler's words are above")
+    rules.build(jobs)
 
 
 def main() -> None:

@@ -1,0 +1,66 @@
+"""Run the engine's own tests for another processor: `.ci/emulated_tests.py [--page-bytes 65536]`.
+
+The objects are those of the wheels for aarch64, and qemu-user runs the tests. It needs Debian's
+packages qemu-user-static and googletest, and nothing of the other system but its C library, which
+it unpacks below build/. qemu-user has no io_uring, and tests of it are skipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import headers
+import packing
+import wheels
+
+GOOGLETEST = Path("/usr/src/googletest/googletest")
+TESTS = Path("tests/cpp")
+FAKES = ("cuda", "cufile")
+
+
+def build(target: wheels.Target, names: list[str], jobs: int) -> Path:
+    """Build the tests, and libraries that stand in for NVIDIA's. Return the tests' program."""
+    rules = wheels.Rules(target)
+    place = rules.folder / "tests"
+    flags = ["-Itests/cpp", "-O1", "-g0", "-isystem", str(GOOGLETEST / "include"), "-I", str(GOOGLETEST)]
+    is_fake = {TESTS / f"fake_{name}.cpp" for name in FAKES}
+    helpers = {TESTS / "fakes.cpp"}
+    chosen = {TESTS / name for name in names} | helpers if names else set(TESTS.glob("*.cpp"))
+    sources = sorted(chosen - is_fake)
+    sources += [GOOGLETEST / "src" / "gtest-all.cc", GOOGLETEST / "src" / "gtest_main.cc"]
+    own = [*sources, Path("csrc/python/lease.cpp")]  # the only one there that needs no Python
+    program = place / "engine_tests"
+    rules.link(program, [*rules.common_objects(), *rules.objects(own, place, flags, {})], ["-pthread", "-ldl"])
+    for name in FAKES:
+        made = rules.objects([TESTS / f"fake_{name}.cpp"], place, flags, {})
+        rules.link(place / f"libfake{name}.so", made, ["-shared", "-ldl"])
+    rules.build(jobs)
+    return program
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("tests", nargs="*", metavar="base_test.cpp", help="files of tests/cpp, default: all")
+    parser.add_argument("--arch", choices=("aarch64",), default="aarch64")
+    parser.add_argument("--page-bytes", type=int, default=4096, choices=(4096, 16384, 65536), help="a system's pages")
+    parser.add_argument("--filter", default="*", help="as of GTEST_FILTER")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    arguments = parser.parse_args()
+    qemu = shutil.which(f"qemu-{arguments.arch}-static") or shutil.which(f"qemu-{arguments.arch}")
+    if qemu is None or not GOOGLETEST.exists():
+        raise SystemExit("emulated_tests: apt-get install qemu-user-static googletest")
+    os.chdir(wheels.ROOT)
+    os.environ.setdefault("SOURCE_DATE_EPOCH", packing.commit_time())
+    program = build(wheels.Target(arguments.arch), arguments.tests, arguments.jobs)
+    root = headers.debian_package("libc6", arguments.arch)
+    environment = {**os.environ, "QEMU_PAGESIZE": str(arguments.page_bytes), "QEMU_LD_PREFIX": str(root)}
+    command = [qemu, program, "--gtest_brief=1", f"--gtest_filter={arguments.filter}"]
+    raise SystemExit(subprocess.run(command, env=environment).returncode)
+
+
+if __name__ == "__main__":
+    main()
