@@ -1,6 +1,7 @@
 """The sdist and the wheels: their content, their builds, and the workflows that publish them."""
 
 import hashlib
+import importlib
 import os
 import re
 import shutil
@@ -70,6 +71,31 @@ def test_pythons_of_the_wheels_are_those_that_the_package_names():
     assert f'requires-python = ">={built[0]}"' in metadata
     workflow = (ROOT / ".github" / "workflows" / "wheels.yml").read_text()
     assert sorted(built) == sorted(re.findall(r"^ {12}(3\.\d+)$", workflow, re.MULTILINE))
+
+
+# --- a clean machine --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clean_machine(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / ".ci")
+    return importlib.import_module("clean_machine")
+
+
+def test_clean_machine_reads_every_block_of_the_first_page(clean_machine):
+    text = clean_machine.PAGE.read_text()
+    page = clean_machine.read_page(text)
+    assert "pip install --no-index --find-links dist gdsdata\n" in page.install
+    assert [code for code, _ in page.session] == re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    shown = [output for _, output in (*page.session, page.doctor)]
+    assert sum(map(bool, shown)) == text.count("```text output\n")
+    assert page.session[1][1] == "1600 samples, 100 batches of torch.int64 (16, 65)\n"
+
+
+def test_clean_machine_fails_if_an_output_is_not_the_pages(clean_machine):
+    clean_machine.compare("works: /tmp/tokens.bin\n", "works: ...\n", "the command")
+    with pytest.raises(SystemExit, match="shows\nworks(?s:.*)this is\nno"):
+        clean_machine.compare("no\n", "works: ...\n", "the command")
 
 
 # --- workflows --------------------------------------------------------------------------------------------------------
