@@ -1,5 +1,7 @@
 """The soak's judge finds what grows, and only that, and a leak that is made on purpose."""
 
+import mmap
+import os
 import subprocess
 import sys
 
@@ -8,7 +10,7 @@ import pytest
 from helpers import REPOSITORY
 from long_runs.judge import judge, slope_of
 from long_runs.leaks import LEAKS
-from long_runs.sampler import Sampler, children_of
+from long_runs.sampler import Sampler, children_of, memory_of
 
 SAMPLES = 400
 
@@ -68,6 +70,17 @@ def test_a_few_objects_kept_for_each_save_are_found():
     assert not is_flat(203_000 + noise(500) + 5 * saves, "count_objects")
 
 
+@pytest.mark.parametrize("leaks_mib", [0, 100])
+def test_memory_that_forked_children_share_is_judged_in_samples_without_children(leaks_mib):
+    random = np.random.default_rng(0)
+    with_child = random.random(SAMPLES) > np.linspace(0.1, 0.9, SAMPLES)  # the machine gets faster
+    memory = np.where(with_child, 200, 600) + np.linspace(0, leaks_mib, SAMPLES)
+    given = [
+        {"seconds": 5.0 * i, "private_mib": float(memory[i]), "children": float(with_child[i])} for i in range(SAMPLES)
+    ]
+    assert {one.name: one.is_flat for one in judge(given)}["private_mib"] == (leaks_mib == 0)
+
+
 def test_few_samples_are_not_judged():
     with pytest.raises(ValueError, match="too few"):
         judge(rows(range(9)))
@@ -108,6 +121,19 @@ def test_a_sample_counts_what_a_leak_keeps(tmp_path, leak, series):
     assert found == [found[0] + i for i in range(4)]
     sampler.write()
     assert (tmp_path / "samples.csv").read_text().startswith("seconds,rss_mib")
+
+
+def test_pages_of_files_are_no_memory_of_the_process(tmp_path):
+    with open(tmp_path / "file", "w+b") as file:
+        file.write(bytes(2**24))
+        file.flush()
+        os.fsync(file.fileno())  # a page that is not written yet counts as changed
+        before = memory_of(os.getpid())
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            assert sum(mapped[::4096]) == 0
+            after = memory_of(os.getpid())
+    assert after["rss_mib"] - before["rss_mib"] > 12
+    assert after["private_mib"] - before["private_mib"] < 4 and after["pss_mib"] - before["pss_mib"] < 4
 
 
 def soak(tmp_path, *arguments):

@@ -31,6 +31,10 @@ BOUNDS = {
 }
 
 
+# Forked children share memory with the program. So these are judged in samples without children.
+SHARED_WITH_CHILDREN = ("pss_mib", "private_mib")
+
+
 class Verdict(NamedTuple):
     """The verdict on a series.
 
@@ -84,10 +88,11 @@ def judge(rows: Sequence[Mapping[str, float]], warm_up: float = WARM_UP) -> list
     for name in judged[-1]:
         if (bound := bound_of(name)) is None:
             continue
-        having = [row for row in judged if name in row]
+        alone = name in SHARED_WITH_CHILDREN
+        having = [row for row in judged if name in row and not (alone and row.get("children"))]
         when, values = (np.array([row[key] for row in having]) for key in ("seconds", name))
         if len(having) < FEWEST_SAMPLES:
-            continue
+            continue  # private memory is in `anonymous_mib` too
         median = float(np.median(values))
         growth = slope_of(when, values) * (when[-1] - when[0])
         verdicts.append(Verdict(name, growth, max(bound.absolute, bound.share * abs(median)), median))

@@ -8,17 +8,18 @@ import os
 import time
 from pathlib import Path
 
-MEMORY = {"rss_mib": "Rss", "pss_mib": "Pss", "anonymous_mib": "Anonymous"}
+# PSS and private memory without pages of files: whether a library's pages are shared depends on the
+# other programs of the machine.
+MEMORY = {"rss_mib": "Rss", "pss_mib": "Pss_Anon", "anonymous_mib": "Anonymous", "private_mib": "Private_Dirty"}
 
 
 def memory_of(pid: int) -> dict[str, float]:
-    """Return a process's memory in MiB. `private_mib` is what no other process shares."""
+    """Return a process's memory in MiB. `private_mib` is what it has written and does not share."""
     kib: dict[str, int] = {}
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
         name, value, *_ = line.split()
         kib[name.rstrip(":")] = int(value)
-    found = {name: kib[field] / 1024 for name, field in MEMORY.items()}
-    return {**found, "private_mib": (kib["Private_Clean"] + kib["Private_Dirty"]) / 1024}
+    return {name: kib[field] / 1024 for name, field in MEMORY.items()}
 
 
 def descriptors_of(pid: int, folder: Path) -> dict[str, int]:
