@@ -437,11 +437,11 @@ def test_folders_of_other_names_are_none_of_its_business(tmp_path, name):
 def test_a_crash_lets_the_folder_go(tmp_path):
     holder = start_script(
         """
-import gdsdata, os, sys
+import gdsdata, sys, time
 checkpointer = gdsdata.AsyncCheckpointer(sys.argv[1])
 checkpointer.save(1, {"a": 1}).result()
 print("saved", flush=True)
-sys.stdin.read()
+time.sleep(60)
 """,
         tmp_path,
     )

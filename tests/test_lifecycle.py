@@ -655,3 +655,28 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 def test_a_child_that_is_forked_while_a_thread_imports_a_module_can_import_it_too():
     assert run_script(FORKS_DURING_AN_IMPORT) == (0, "0\n", "")
+
+
+FORKS_WITH_A_DATA_SET = """
+import os, sys
+from torch.utils._python_dispatch import TorchDispatchMode
+import gdsdata
+
+class Seen(TorchDispatchMode):
+    def __torch_dispatch__(self, operation, types, arguments=(), named=None):
+        by.append(os.getpid())
+        return operation(*arguments, **(named or {}))
+
+dataset = gdsdata.GDSDataset(sys.argv[1], 4, gdsdata.formats.Records("uint8", (65536,)), device="cpu")
+by = []
+with Seen():
+    if (child := os.fork()) == 0:
+        os._exit(os.getpid() in by)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), os.getpid() in by)
+"""
+
+
+@pytest.mark.usefixtures("records")
+def test_a_forked_child_calls_no_operation_of_torch_by_itself(tmp_path):
+    # Another thread may be in the first call of one: the child would wait forever for its end.
+    assert run_script(FORKS_WITH_A_DATA_SET, tmp_path / "0.bin") == (0, "0 True\n", "")

@@ -112,3 +112,4 @@ def _found(source, folder):
 class _OfList(ObjectServer):
     def __init__(self):
         self.bucket, self.content, self.lists, self.heads = "of-list", {}, 0, 0
+        self._tags = {}

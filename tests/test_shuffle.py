@@ -251,7 +251,7 @@ def test_an_epoch_takes_over_the_memory_of_one_that_was_read_to_its_end(folder):
 
 
 def test_memory_that_reads_may_still_write_into_is_not_taken_over(folder, short_calls):
-    dataset = read(folder, options=EngineOptions(direct="always", faults="late=1,late_ms=150"))
+    dataset = read(folder, options=EngineOptions(direct="always", faults="late=1,late_ms=300"))
     for _ in dataset:
         break
     assert dataset._samples.source._spare_pieces._pairs == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
 import warnings
 import weakref
 from collections.abc import Mapping
@@ -95,16 +96,27 @@ class Progress:
                 return self._rows_of[parent.pid]
         return self._rows_of[os.getpid()]
 
-    def _become_of(self, parent: int) -> None:
+    def _become_of(self, parent: int, own_rows: torch.Tensor | None = None) -> None:
         """Note that this process has this object from ``parent``.
 
         If it is a worker, it shares the parent's rows. For workers of its own it has its own rows.
+
+        Args:
+            parent: a process.
+            own_rows: what `_copied_rows` returned there.
         """
-        rows = self._rows_of.get(parent)
-        rows = next(iter(self._rows_of.values())) if rows is None else rows
-        own_rows = rows.clone()
-        own_rows.share_memory_()  # type: ignore[no-untyped-call]  # torch does not annotate it
-        self._rows_of = {parent: rows, os.getpid(): own_rows}
+        own_rows = self._copied_rows(parent) if own_rows is None else own_rows
+        self._rows_of = {parent: self._rows_in(parent), os.getpid(): own_rows}
+
+    def _rows_in(self, process: int) -> torch.Tensor:
+        rows = self._rows_of.get(process)
+        return next(iter(self._rows_of.values())) if rows is None else rows
+
+    def _copied_rows(self, process: int) -> torch.Tensor:
+        """Return a copy of a process's rows, for one that it begins."""
+        rows = self._rows_in(process).clone()
+        rows.share_memory_()  # type: ignore[no-untyped-call]  # torch does not annotate it
+        return rows
 
     @property
     def epoch(self) -> int:
@@ -271,9 +283,31 @@ class Progress:
 _living: weakref.WeakSet[Progress] = weakref.WeakSet()
 
 
+class _ForChild(threading.local):
+    """The rows of the child that this thread forks.
+
+    They are made before the fork. In the child, an operation of torch would wait forever if another
+    thread was in the first call of it, which initializes it.
+    """
+
+    rows: Mapping[Progress, torch.Tensor] = {}
+
+
+_for_child = _ForChild()
+
+
+def _make_rows_of_child() -> None:
+    _for_child.rows = {progress: progress._copied_rows(os.getpid()) for progress in list(_living)}
+
+
+def _drop_rows_of_child() -> None:
+    _for_child.rows = {}
+
+
 def _become_of_parent() -> None:
     for progress in list(_living):
-        progress._become_of(os.getppid())
+        progress._become_of(os.getppid(), _for_child.rows.get(progress))
+    _drop_rows_of_child()
 
 
-os.register_at_fork(after_in_child=_become_of_parent)
+os.register_at_fork(before=_make_rows_of_child, after_in_parent=_drop_rows_of_child, after_in_child=_become_of_parent)

@@ -81,9 +81,9 @@ class Tensor(OfEngine, TensorPeer):
 
     def write(self, tensor):
         if self.calls:
-            self.calls.write(self.file, tensor).result()
+            self.calls.write(self.file, tensor, 0).result()
         else:
-            gdsdata.write_tensor(tensor, self.file)
+            gdsdata.write_tensor(tensor, self.file, 0)
 
     def close(self):
         if self.calls:
