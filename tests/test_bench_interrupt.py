@@ -77,7 +77,7 @@ def test_what_was_measured_is_reported_and_the_end_is_one_line(tmp_path):
     run = Bench(tmp_path, *LATENCY)
     status, said = run.interrupt_when((run.out / "results.json").exists)
     assert status == 130 and said.splitlines()[-1] == "gdsdata.bench: interrupted"
-    assert "Traceback" not in said + (run.out / "rows.log").read_text()
+    assert "Traceback" not in (all_said := said + (run.out / "rows.log").read_text()), all_said
     results = results_in(run.out)
     kinds = {row["data"] for row in results["rows"]}
     assert results["broken_off"] is True and "write 4 KiB" in kinds and "write 32 KiB" not in kinds

@@ -107,7 +107,7 @@ def test_workflows_run_targets_of_the_makefile(path):
     assert set(re.findall(r"\bmake ([a-z-]+)", path.read_text())) <= targets
 
 
-@pytest.mark.parametrize("path", (ROOT / ".github" / "workflows").glob("*.yml"), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((ROOT / ".github" / "workflows").glob("*.yml")), ids=lambda path: path.stem)
 def test_workflows_have_no_right_that_they_do_not_name(path):
     assert yaml.safe_load(path.read_text())["permissions"] == {"contents": "read"}
 
