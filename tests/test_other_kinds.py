@@ -45,7 +45,11 @@ def saved_by_torch():
     "name, content, said",
     [
         ("x.h5", b"\x89HDF\r\n\x1a\n" + bytes(100), "is HDF5, which is not read: copy its arrays once into npy files"),
-        ("x.jsonl.gz", gzip.compress(b"{}", mtime=0), "is gzip, which is not read: .* unpack it once .gunzip -k .*/x.jsonl.gz"),
+        (
+            "x.jsonl.gz",
+            gzip.compress(b"{}", mtime=0),
+            "is gzip, which is not read: .* unpack it once .gunzip -k .*/x.jsonl.gz",
+        ),
         ("x.bin.bz2", bz2.compress(b"x"), "bunzip2 -k"),
         ("x.xz", lzma.compress(b"x"), "unxz -k"),
         ("x.tar.zst", b"\x28\xb5\x2f\xfd" + bytes(9), "zstd -d .*/x.tar.zst"),
