@@ -262,6 +262,19 @@ def exit_code_of_fork(child: Callable[[], Any], timeout_s: float = 10) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
+def sharded(seed: int, mesh: Any) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """Return an FSDP2 model on this mesh that has made a step, and its optimizer."""
+    from torch.distributed.fsdp import fully_shard  # late: few tests need it
+
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(*(torch.nn.Linear(700, 700) for _ in range(4)))
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(3, 700)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
 # ------------------------------------------------------------------------------------------ what a process holds
 
 

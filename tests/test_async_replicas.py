@@ -9,11 +9,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from folder_store import FolderStore, install
-from helpers import MIB, drop_cache, eventually
+from helpers import MIB, drop_cache, eventually, sharded
 from test_dcp import on_ranks
 from test_read_once import DIRECT, FAILS, changed, digest_of, error_of, read_bytes, two_nodes
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from gdsdata import AsyncCheckpointer, EngineOptions
@@ -89,16 +88,6 @@ def folder(tmp_path_factory):
 
 
 # ------------------------------------------------------------------------------------------------ saves and restores
-
-
-def sharded(seed, mesh):
-    torch.manual_seed(seed)
-    model = torch.nn.Sequential(*(torch.nn.Linear(700, 700) for _ in range(4)))
-    fully_shard(model, mesh=mesh)
-    optimizer = torch.optim.AdamW(model.parameters())
-    model(torch.randn(3, 700)).sum().backward()
-    optimizer.step()
-    return model, optimizer
 
 
 def parts_of(model, optimizer):

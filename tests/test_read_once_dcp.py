@@ -4,14 +4,13 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from helpers import MIB, drop_cache
+from helpers import MIB, drop_cache, sharded
 from test_dcp import on_ranks
 from test_read_once import DIRECT, FAILS, digest_of, read_bytes, state_of
 from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 
 from gdsdata import GDSLoadPlanner, GDSStorageReader, GDSStorageWriter
 from gdsdata.checkpoint.dcp import storage_reader
@@ -43,17 +42,6 @@ def counted(path, state, planner, options=DIRECT, **arguments):
 
 def zeros():
     return {name: torch.zeros_like(value) for name, value in state_of(8).items()}
-
-
-def sharded(seed, mesh):
-    """Return an FSDP2 model on this mesh that has made a step, and its optimizer."""
-    torch.manual_seed(seed)
-    model = torch.nn.Sequential(*(torch.nn.Linear(700, 700) for _ in range(4)))
-    fully_shard(model, mesh=mesh)
-    optimizer = torch.optim.AdamW(model.parameters())
-    model(torch.randn(3, 700)).sum().backward()
-    optimizer.step()
-    return model, optimizer
 
 
 def parts_of(model, optimizer):
