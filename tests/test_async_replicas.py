@@ -4,6 +4,7 @@ import ast
 import os
 import re
 import signal
+from datetime import timedelta
 
 import pytest
 import torch
@@ -352,3 +353,35 @@ def test_a_silent_rank_is_an_error_and_the_ranks_restore_again(folder, tmp_path)
     for error, its in on_ranks(2, _silent, tmp_path, folder):
         assert error[0] == "RankLost" and "silent for 2 s" in error[1] and error[3] < 20
         assert its == digest(state_of(1))
+
+
+# ------------------------------------------------------------------------------------------------ GPUs
+
+
+def _on_gpus(rank, folder):
+    """Save and restore on a GPU each, in a process group of NCCL, two replicas."""
+    dist.destroy_process_group()
+    torch.cuda.set_device(rank)
+    store = dist.FileStore(f"{folder}/nccl", 2)
+    dist.init_process_group("cpu:gloo,cuda:nccl", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=60))
+    state = state_of(3)
+    state["model"].tensors = {key: value.cuda() for key, value in state["model"].tensors.items()}
+    expected = digest(state)
+    save(folder / "gpus", replicas="auto", step=3, state=state)
+    restored(folder / "gpus", state=state)  # the first one starts NCCL
+    for tensor in state["model"].tensors.values():
+        tensor.zero_()
+    found, read = restored(folder / "gpus", state=state)
+    devices = {tensor.device for tensor in state["model"].tensors.values()}
+    return found == expected, devices == {torch.device("cuda", rank)}, read
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(200)
+def test_replicas_on_two_gpus_have_all_bytes_and_the_storage_reads_them_once(tmp_path):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("there are no two GPUs")
+    found = on_ranks(2, _on_gpus, tmp_path)
+    size_bytes = sum(file.stat().st_size for file in files_of(tmp_path / "gpus"))
+    assert all(is_equal and is_in_place for is_equal, is_in_place, _ in found)
+    assert size_bytes <= sum(read for *_, read in found) < 1.05 * size_bytes + MIB

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import itertools
 import os
 import pickle
 import shutil
@@ -74,6 +75,18 @@ def test_tensors_of_a_gpu_are_saved_behind_the_work_that_makes_them(tmp_path, na
     found = torch.load(tmp_path / name) if name == "x.pt" else load_file(tmp_path / name)
     assert torch.equal(found["a"].cpu(), torch.arange(MIB).float()) and torch.equal(found["b"].cpu(), torch.arange(7))
     assert torch.equal(found["c"], torch.arange(5))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["x.pt", "x.safetensors"])
+def test_tensors_in_neighboring_allocations_of_a_gpu_are_saved(tmp_path, name):
+    torch.cuda.empty_cache()
+    state = {f"{i:02}": torch.full((8 * MIB,), i, dtype=torch.int64, device="cuda") for i in range(32)}
+    starts = sorted(tensor.data_ptr() for tensor in state.values())
+    assert 64 * MIB in {after - before for before, after in itertools.pairwise(starts)}  # some adjoin
+    gdsdata.save(state, tmp_path / name)
+    found = torch.load(tmp_path / name) if name == "x.pt" else load_file(tmp_path / name)
+    assert all(torch.equal(found[key].to("cuda"), tensor) for key, tensor in state.items())
 
 
 def test_large_storages_lie_on_whole_pages_and_small_ones_close_together(tmp_path):

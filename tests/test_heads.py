@@ -1,6 +1,7 @@
-"""The first bytes of many files: one after another, or by threads if the storage is slow."""
+"""The first bytes of many files, by more threads if the storage is slow."""
 
 import os
+import stat
 import threading
 
 import pytest
@@ -38,12 +39,28 @@ def test_heads_sizes_and_times_are_those_of_the_files_in_their_order(paths, is_s
     assert (descriptors(), threading.active_count()) == before
 
 
-def test_threads_read_only_if_the_storage_is_slow(paths, is_slow, monkeypatch):
-    used = set()
-    heads_of = heads._heads_of
-    monkeypatch.setattr(heads, "_heads_of", lambda *a: (used.add(threading.current_thread().name), heads_of(*a))[1])
+def test_more_threads_than_cores_read_if_the_storage_is_slow(paths, is_slow, monkeypatch):
+    used, cores = [], len(os.sched_getaffinity(0))
+    stock = heads.engine.read_heads
+    monkeypatch.setattr(heads.engine, "read_heads", lambda *a: (used.append(a[-1]), stock(*a))[1])
     read_heads(paths, 8)
-    assert (len(used) > 1) == is_slow
+    assert used == [max(cores, 16) if is_slow else min(cores, 8)]
+
+
+@pytest.mark.parametrize("count", [1, 64, 65, 300])
+def test_statuses_are_those_of_the_system(paths, is_slow, count, tmp_path):
+    some = [*paths[: count - 1], str(tmp_path / "nowhere"), str(tmp_path), str(tmp_path / "a" / "b")]
+    modes, size_bytes, mtime_ns = heads.statuses_of(some)
+    assert size_bytes.tolist() == [*(i % 50 for i in range(count - 1)), -1, os.stat(tmp_path).st_size, -1]
+    assert mtime_ns.tolist() == [*(10**9 + i for i in range(count - 1)), 0, os.stat(tmp_path).st_mtime_ns, 0]
+    kinds = [stat.S_IFMT(mode) for mode in modes.tolist()]
+    assert kinds == [*[stat.S_IFREG] * (count - 1), 0, stat.S_IFDIR, 0]
+
+
+def test_a_pipe_among_many_files_is_refused_without_a_wait(paths, is_slow, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(IoError, match="it is a pipe"):
+        read_heads([*paths, str(tmp_path / "pipe")], 8)
 
 
 @pytest.mark.parametrize("place", [0, 70, 299])

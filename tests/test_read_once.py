@@ -63,7 +63,9 @@ def digest_of(state):
     found = hashlib.sha1()
     for name in sorted(state):
         value = state[name]
-        content = value.contiguous().view(-1).view(torch.uint8).numpy().tobytes() if torch.is_tensor(value) else value
+        content = (
+            value.contiguous().view(-1).view(torch.uint8).cpu().numpy().tobytes() if torch.is_tensor(value) else value
+        )
         found.update(f"{name}{content!r}".encode() if not isinstance(content, bytes) else name.encode() + content)
     return found.hexdigest()
 

@@ -12,6 +12,7 @@
 
 #include "backend/cufile_api.h"
 #include "base/fallbacks.h"
+#include "base/heads.h"
 #include "base/pickle.h"
 #include "device/anonymous_memory.h"
 #include "engine/engine.h"
@@ -33,20 +34,22 @@ using namespace gdsdata;
 
 namespace {
 
+std::string_view text_of(const Array<uint8_t>& bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), static_cast<size_t>(bytes.size())};
+}
+
 std::shared_ptr<FileTable> make_file_table(const Array<uint8_t>& joined_paths, const Array<int64_t>& size_bytes,
                                            const Array<int64_t>& mtime_ns, std::vector<std::shared_ptr<File>> opened) {
   const auto count = static_cast<size_t>(size_bytes.size());
   if (size_bytes.size() != mtime_ns.size()) {
     throw py::value_error("a file table needs a size and a modification time for each path");
   }
-  const std::string_view joined(reinterpret_cast<const char*>(joined_paths.data()),
-                                static_cast<size_t>(joined_paths.size()));
   std::vector<FileIdentity> identities;
   identities.reserve(count);
   for (size_t i = 0; i < count; ++i) {
     identities.push_back({static_cast<uint64_t>(size_bytes.data()[i]), mtime_ns.data()[i]});
   }
-  return std::make_shared<FileTable>(PathList(joined, count), std::move(identities), std::move(opened));
+  return std::make_shared<FileTable>(PathList(text_of(joined_paths), count), std::move(identities), std::move(opened));
 }
 
 // For each range, whether all of it is in the page cache. False of a file that cannot be opened.
@@ -68,6 +71,33 @@ Array<bool> in_page_cache(FileTable& files, const Array<int32_t>& file, const Ar
     }
   }
   return found;
+}
+
+py::tuple heads_of(const Array<uint8_t>& joined_paths, size_t count, size_t length, size_t threads) {
+  const PathList paths(text_of(joined_paths), count);
+  const auto files = static_cast<py::ssize_t>(count);
+  Array<uint8_t> bytes({files, static_cast<py::ssize_t>(length)});
+  Array<int64_t> read_bytes(files), size_bytes(files), mtime_ns(files);
+  const Heads heads{reinterpret_cast<std::byte*>(bytes.mutable_data()), read_bytes.mutable_data(),
+                    size_bytes.mutable_data(), mtime_ns.mutable_data()};
+  bool all = false;
+  {
+    const WithoutGil nogil;
+    all = read_heads(paths, length, threads, heads);
+  }
+  return py::make_tuple(all, bytes, read_bytes, size_bytes, mtime_ns);
+}
+
+py::tuple statuses_of(const Array<uint8_t>& joined_paths, size_t count, size_t threads) {
+  const PathList paths(text_of(joined_paths), count);
+  const auto files = static_cast<py::ssize_t>(count);
+  Array<int64_t> modes(files), size_bytes(files), mtime_ns(files);
+  const Statuses statuses{modes.mutable_data(), size_bytes.mutable_data(), mtime_ns.mutable_data()};
+  {
+    const WithoutGil nogil;
+    find_statuses(paths, threads, statuses);
+  }
+  return py::make_tuple(modes, size_bytes, mtime_ns);
 }
 
 void bind_files(py::module_& module) {
@@ -115,6 +145,8 @@ PYBIND11_MODULE(_engine, module) {
       },
       py::arg("pickle"));
   module.attr("ROUTES") = py::cast(kRouteNames).cast<py::tuple>();
+  module.def("find_statuses", &statuses_of, py::arg("joined_paths"), py::arg("count"), py::arg("threads"));
+  module.def("read_heads", &heads_of, py::arg("joined_paths"), py::arg("count"), py::arg("length"), py::arg("threads"));
   module.def(
       "read_each",
       [](int descriptor, const std::string& path, const Array<int64_t>& offset, size_t length) {

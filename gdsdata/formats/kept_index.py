@@ -31,13 +31,15 @@ from gdsdata.formats import caches
 from gdsdata.formats.catalog import FORMATS
 from gdsdata.formats.index import Format, SampleIndex
 from gdsdata.formats.listing import Folder, Listing, Source, folder_now, sources_of
-from gdsdata.formats.paths import joined
+from gdsdata.formats.paths import absolute, joined
 from gdsdata.io.engine import warn_once
+from gdsdata.storage.heads import statuses_of
 from gdsdata.storage.urls import have_urls, is_remote
 
 KIND = "index"
 WORTH_S = 0.5  # an index that took less is made again faster than it is checked
 LEAST_CHECKED, CHECK_S = 256, 0.25
+_CHECKED_AT_ONCE = 256
 # A change this soon after another may have the same modification time.
 SETTLED_NS = 2 * 10**9
 UNUSED_S = 30 * 24 * 3600.0
@@ -66,7 +68,7 @@ class KeptIndex:
     """
 
     def __init__(self, source: Source, format: Format | None, where: str | os.PathLike[str], version: str) -> None:
-        sources = [one if is_remote(one) else os.path.abspath(one) for one in sources_of(source)]
+        sources = [one if is_remote(one) else absolute(one) for one in sources_of(source)]
         said = json.dumps([version, None if format is None else repr(format), sources])
         folder_of = caches.folder_of_objects if have_urls(sources) else caches.folder_of
         self._folder = folder_of(where, KIND)
@@ -225,10 +227,12 @@ def _are_as_they_were(index: SampleIndex, folders: list[list], others: list[list
             return False
     begun = time.monotonic()
     files = np.random.default_rng().permutation(np.flatnonzero(~are_urls))
-    for checked, file in enumerate(files.tolist()):
-        if checked >= LEAST_CHECKED and time.monotonic() - begun > CHECK_S:
+    for first in range(0, len(files), _CHECKED_AT_ONCE):
+        if first >= LEAST_CHECKED and time.monotonic() - begun > CHECK_S:
             break
-        if _stat_of(index.paths[file]) != (index.size_bytes[file], index.mtime_ns[file]):
+        some = files[first : first + _CHECKED_AT_ONCE]
+        _, sizes, times = statuses_of([index.paths[file] for file in some.tolist()])
+        if (sizes != index.size_bytes[some]).any() or (times != index.mtime_ns[some]).any():
             return False
     return True
 
@@ -242,19 +246,11 @@ def _are_urls(paths: Sequence[str]) -> np.ndarray:
 
 def _stats_of(paths: Sequence[str]) -> list[tuple[int, ...]]:
     """Return sizes in bytes, and modification times in ns or versions; -1 and 0 if lacking."""
-    found = [(0, 0) if is_remote(path) else _stat_of(path) for path in paths]
+    if not paths:
+        return [(), ()]
+    _, sizes, times = statuses_of(paths)
     if urls := [place for place, path in enumerate(paths) if is_remote(path)]:
         from gdsdata.storage.objects import sizes_and_versions
 
-        for place, *said in zip(urls, *sizes_and_versions([paths[place] for place in urls]), strict=True):
-            found[place] = int(said[0]), int(said[1])
-    return list(zip(*found, strict=True)) if found else [(), ()]
-
-
-def _stat_of(path: str) -> tuple[int, int]:
-    """Return size in bytes and modification time in ns; -1 and 0 of a file that is not there."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return -1, 0
-    return status.st_size, status.st_mtime_ns
+        sizes[urls], times[urls] = sizes_and_versions([paths[place] for place in urls])
+    return [tuple(sizes.tolist()), tuple(times.tolist())]

@@ -10,13 +10,18 @@ import stat
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from gdsdata.errors import IoError
 from gdsdata.formats.parsers import magics
+from gdsdata.formats.paths import absolute
+from gdsdata.storage.heads import statuses_of
 from gdsdata.storage.urls import have_urls, is_remote
 
 Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 _MAGIC = frozenset("*?[")
+_KIND_BITS = 0o170000  # of st_mode: S_IFMT
 
 
 class Folder(NamedTuple):
@@ -59,10 +64,15 @@ def listing_of(source: Source) -> Listing:
     sources = sources_of(source)
     if not sources:
         raise ValueError("source is an empty list: name at least one file, directory or glob")
-    found: set[str] = set()
-    expansion = _Expansion()
     of_urls = _files_of_urls(sources)
-    for one in sources:
+    modes, _, _ = statuses_of(sources)
+    are_files = (modes != 0) & (modes & _KIND_BITS != stat.S_IFDIR)
+    if of_urls:
+        are_files &= [one not in of_urls for one in sources]
+    found = {absolute(one) for one in itertools.compress(sources, are_files.tolist())}
+    expansion = _Expansion()
+    for place in np.flatnonzero(~are_files).tolist():
+        one = sources[place]
         files = of_urls[one] if one in of_urls else expansion.files(one)
         if not files:
             if one in of_urls:
@@ -137,7 +147,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 class _Expansion:
-    """Finds the files of sources, and notes each folder before it reads it.
+    """Finds the files of folders and globs, and notes each folder before it reads it.
 
     A glob means what it means to `glob.glob`, whose names would have to be asked for their type one
     by one: they have lost what the folder said of it.
@@ -148,15 +158,9 @@ class _Expansion:
 
     def files(self, source: str) -> list[str]:
         """Return absolute paths."""
-        try:
-            mode = os.stat(source).st_mode  # before the glob, because a name may have brackets
-        except OSError:
-            mode = 0
-        if stat.S_ISDIR(mode):
+        if os.path.isdir(source):  # before the glob, because a name may have brackets
             folder = os.path.abspath(source)
             return [entry.path for entry in self._entries(folder, must_list=True) if _is_file(entry)]
-        if mode:
-            return [os.path.abspath(source)]
         return self._globbed(source) if _is_pattern(source) else []
 
     def _globbed(self, pattern: str) -> list[str]:

@@ -59,6 +59,7 @@ crc32c_of_rows = _engine.crc32c_of_rows
 copy_parts = _engine.copy_parts
 crc32_of_parts = _engine.crc32_of_parts
 find_files = _engine.find_files
+find_statuses = _engine.find_statuses
 locate = _engine.locate
 object_version = _engine.object_version
 http_exchange = _engine.http_exchange
@@ -74,6 +75,7 @@ direct_refusals = _engine.direct_refusals
 noted_fallbacks = _engine.noted_fallbacks
 cufile_dma_is_possible = _engine.cufile_dma_is_possible
 prefer_huge_pages = _engine.prefer_huge_pages
+read_heads = _engine.read_heads
 
 TOP_VARIABLE = "GDSDATA_TOP"  # of the environment: 1 has processes report to `gdsdata.top`
 

@@ -6,32 +6,33 @@ import errno
 import os
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from gdsdata.errors import IoError
+from gdsdata.io import engine
 from gdsdata.progress_bars import current
 from gdsdata.storage.regular import REFUSED, open_without_waiting
 from gdsdata.storage.urls import have_urls, is_remote
 
-# Files whose heads are asked for before the first is read. With a cold cache the disk then serves
-# them side by side: the first batch of 256 files takes 28 ms instead of 40 ms.
-_HEADS_AT_ONCE = 64
-# From this time a file on, the storage is slow, and threads wait for it side by side. Files in
-# memory take 6 us, and threads would only wait for the GIL.
+# These files are read one after another, to see how fast the storage is.
+_FILES_TRIED = 64
+# From this time a file on, the storage is slow, and threads wait for it: so many at least. Files in
+# memory take 4 to 6 us, and keep as many threads busy as there are cores.
 _SLOW_S = 200e-6
-_THREADS = 16
-_HEADS_OF_A_THREAD = 16  # few, because each is an open descriptor
+_THREADS_THAT_WAIT, _MOST_BUSY_THREADS = 16, 8
+# Files of one call of the extension. Between two calls a progress bar moves, and Ctrl-C is heard.
+_FILES_AT_ONCE = 4096
+_FILES_OF_A_CHECK = 16  # few, because each is an open descriptor
 
-_Heads = tuple[list[bytes], list[int], list[int]]  # with sizes in bytes and times of modification in ns
+_Heads = tuple[list[bytes], Sequence[int] | np.ndarray, Sequence[int] | np.ndarray]  # with sizes in bytes and times of modification in ns
 
 
 def read_heads(paths: Sequence[str], head_bytes: int) -> tuple[list[bytes], np.ndarray, np.ndarray]:
     """Return the first ``head_bytes`` of each file, or all of a shorter one.
 
-    It uses plain descriptors, because a folder of a hundred thousand samples may be indexed at
-    every start: 6 us a file, and ``open()`` takes 20 us.
+    Many files are read by threads of the extension, because a folder of a hundred thousand samples
+    may be indexed at every start.
 
     Returns:
         With the heads, sizes in bytes and times of modification in ns: int64 (F,) each.
@@ -81,25 +82,53 @@ def sizes_of(paths: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     return size_bytes, mtime_ns
 
 
+def statuses_of(paths: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return what ``stat`` says of files: int64 (F,) each.
+
+    Returns:
+        ``st_mode``, sizes in bytes and times of modification in ns. They are 0, -1 and 0 where
+        nothing is found.
+    """
+    tried = paths[:_FILES_TRIED]
+    begun = time.monotonic()
+    found = [engine.find_statuses(_joined(tried), len(tried), 1)]
+    threads = _threads_after(time.monotonic() - begun)
+    for first in range(_FILES_TRIED, len(paths), _FILES_AT_ONCE):
+        some = paths[first : first + _FILES_AT_ONCE]
+        found.append(engine.find_statuses(_joined(some), len(some), threads))
+    modes, size_bytes, mtime_ns = map(np.concatenate, zip(*found, strict=True))
+    return modes, size_bytes, mtime_ns
+
+
+def _joined(paths: Sequence[str]) -> np.ndarray:
+    return np.frombuffer(os.fsencode("\0".join(paths)), np.uint8)
+
+
+def _threads_after(tried_s: float) -> int:
+    """Return how many threads to use, after ``_FILES_TRIED`` files took so long."""
+    cores = len(os.sched_getaffinity(0))
+    is_slow = tried_s > _SLOW_S * _FILES_TRIED
+    return max(cores, _THREADS_THAT_WAIT) if is_slow else min(cores, _MOST_BUSY_THREADS)
+
+
 def _parts(paths: Sequence[str], head_bytes: int) -> Iterator[_Heads]:
-    for first in range(0, len(paths), _HEADS_AT_ONCE):
-        some = paths[first : first + _HEADS_AT_ONCE]
-        begun = time.monotonic()
-        part = _heads_of(some, head_bytes)
-        is_slow = time.monotonic() - begun > _SLOW_S * len(some)
-        yield part
-        if is_slow and first + len(some) < len(paths):
-            yield from _parts_by_threads(paths[first + len(some) :], head_bytes)
-            return
+    begun = time.monotonic()
+    yield _heads_of(paths[:_FILES_TRIED], head_bytes)
+    threads = _threads_after(time.monotonic() - begun)
+    for first in range(_FILES_TRIED, len(paths), _FILES_AT_ONCE):
+        yield from _heads_by_threads(paths[first : first + _FILES_AT_ONCE], head_bytes, threads)
 
 
-def _parts_by_threads(paths: Sequence[str], head_bytes: int) -> Iterator[_Heads]:
-    threads = ThreadPoolExecutor(_THREADS, "gdsdata-indexing")
-    try:
-        parts = [paths[first : first + _HEADS_OF_A_THREAD] for first in range(0, len(paths), _HEADS_OF_A_THREAD)]
-        yield from threads.map(lambda part: _heads_of(part, head_bytes), parts)
-    finally:
-        threads.shutdown(cancel_futures=True)
+def _heads_by_threads(paths: Sequence[str], head_bytes: int, threads: int) -> Iterator[_Heads]:
+    are_read, *found = engine.read_heads(_joined(paths), len(paths), head_bytes, threads)
+    if not are_read:  # the same again, for an error that names the file
+        for first in range(0, len(paths), _FILES_OF_A_CHECK):
+            yield _heads_of(paths[first : first + _FILES_OF_A_CHECK], head_bytes)
+        return
+    rows, lengths, size_bytes, mtime_ns = found
+    content, ends = rows.tobytes(), (np.arange(len(paths)) * head_bytes + lengths).tolist()
+    begins = range(0, len(paths) * head_bytes, head_bytes) if head_bytes else ends
+    yield [content[begin:end] for begin, end in zip(begins, ends, strict=True)], size_bytes, mtime_ns
 
 
 def _heads_of(paths: Sequence[str], head_bytes: int) -> _Heads:

@@ -13,6 +13,7 @@
 #include "base/crc32.h"
 #include "base/durable.h"
 #include "base/extent_math.h"
+#include "base/heads.h"
 #include "base/mapping.h"
 #include "base/pickle.h"
 #include "testing.h"
@@ -227,6 +228,37 @@ TEST(File, LeavesThePageCacheAsItWasWhenItReadsEachOfManyPlaces) {
   EXPECT_EQ(file->residency(0, 2 << 20), File::Residency::kNone);
   EXPECT_EQ(file->residency(2 << 20, 30), File::Residency::kAll) << "it was there before";
   EXPECT_EQ(file->residency((2 << 20) + 8192, 1 << 20), File::Residency::kNone);
+}
+
+TEST(Heads, ThreadsReadThoseOfManyFiles) {
+  TemporaryFolder folder;
+  constexpr size_t kFiles = 200, kLength = 40;
+  std::vector<Bytes> contents;
+  std::vector<std::string> paths;
+  for (size_t i = 0; i < kFiles; ++i) {
+    contents.push_back(random_bytes(i, i));
+    paths.push_back(folder.write(std::to_string(i), contents.back()));
+  }
+  const auto read = [&](size_t threads, std::vector<int64_t>& sizes, Bytes& bytes) {
+    std::vector<int64_t> lengths(paths.size()), times(paths.size());
+    sizes.resize(paths.size());
+    bytes.assign(paths.size() * kLength, std::byte{1});
+    const Heads heads{bytes.data(), lengths.data(), sizes.data(), times.data()};
+    return read_heads(PathList(paths), kLength, threads, heads);
+  };
+  std::vector<int64_t> sizes;
+  Bytes bytes;
+  for (const size_t threads : {1, 4, 100}) {
+    ASSERT_TRUE(read(threads, sizes, bytes));
+    for (size_t i = 0; i < kFiles; ++i) {
+      ASSERT_EQ(sizes[i], static_cast<int64_t>(i));
+      contents[i].resize(kLength);
+      ASSERT_TRUE(std::equal(contents[i].begin(), contents[i].end(), bytes.begin() + i * kLength)) << i;
+      contents[i].resize(i);
+    }
+  }
+  paths.push_back("nowhere");
+  EXPECT_FALSE(read(4, sizes, bytes));
 }
 
 TEST(File, NamesThePlaceThatCouldNotBeRead) {
