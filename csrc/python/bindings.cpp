@@ -22,6 +22,7 @@
 #include "python/calls.h"
 #include "python/checksums.h"
 #include "python/gil.h"
+#include "python/names.h"
 #include "python/page_memory.h"
 #include "python/parts.h"
 #include "python/remote.h"
@@ -131,6 +132,7 @@ PYBIND11_MODULE(_engine, module) {
   bind_batches(module);
   bind_block_cache(module);
   bind_checksums(module);
+  bind_names(module);
   bind_page_memory(module);
   bind_samples(module);
   bind_parts(module);

@@ -59,6 +59,7 @@ crc32c_of_rows = _engine.crc32c_of_rows
 copy_parts = _engine.copy_parts
 crc32_of_parts = _engine.crc32_of_parts
 find_files = _engine.find_files
+find_names = _engine.find_names
 find_statuses = _engine.find_statuses
 locate = _engine.locate
 object_version = _engine.object_version

@@ -25,7 +25,8 @@ _THREADS_THAT_WAIT, _MOST_BUSY_THREADS = 16, 8
 _FILES_AT_ONCE = 4096
 _FILES_OF_A_CHECK = 16  # few, because each is an open descriptor
 
-_Heads = tuple[list[bytes], Sequence[int] | np.ndarray, Sequence[int] | np.ndarray]  # with sizes in bytes and times of modification in ns
+# With sizes in bytes and times of modification in ns.
+_Heads = tuple[list[bytes], Sequence[int] | np.ndarray, Sequence[int] | np.ndarray]
 
 
 def read_heads(paths: Sequence[str], head_bytes: int) -> tuple[list[bytes], np.ndarray, np.ndarray]:
@@ -120,15 +121,14 @@ def _parts(paths: Sequence[str], head_bytes: int) -> Iterator[_Heads]:
 
 
 def _heads_by_threads(paths: Sequence[str], head_bytes: int, threads: int) -> Iterator[_Heads]:
-    are_read, *found = engine.read_heads(_joined(paths), len(paths), head_bytes, threads)
+    are_read, rows, lengths, size_bytes, mtime_ns = engine.read_heads(_joined(paths), len(paths), head_bytes, threads)
     if not are_read:  # the same again, for an error that names the file
         for first in range(0, len(paths), _FILES_OF_A_CHECK):
             yield _heads_of(paths[first : first + _FILES_OF_A_CHECK], head_bytes)
         return
-    rows, lengths, size_bytes, mtime_ns = found
-    content, ends = rows.tobytes(), (np.arange(len(paths)) * head_bytes + lengths).tolist()
-    begins = range(0, len(paths) * head_bytes, head_bytes) if head_bytes else ends
-    yield [content[begin:end] for begin, end in zip(begins, ends, strict=True)], size_bytes, mtime_ns
+    content = rows.tobytes()
+    heads = [content[i * head_bytes : i * head_bytes + length] for i, length in enumerate(lengths.tolist())]
+    yield heads, size_bytes, mtime_ns
 
 
 def _heads_of(paths: Sequence[str], head_bytes: int) -> _Heads:

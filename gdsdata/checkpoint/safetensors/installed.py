@@ -11,6 +11,7 @@ from typing import Any
 from gdsdata.checkpoint.safetensors.files import load_file, save_file
 from gdsdata.checkpoint.safetensors.opened import safe_open
 from gdsdata.checkpoint.safetensors.stock import stock
+from gdsdata.io import engine
 from gdsdata.storage.fork_safe import ForkSafeLock
 
 _changing = ForkSafeLock()  # guards what follows, and the names that are replaced
@@ -77,13 +78,11 @@ def installed() -> Iterator[None]:
 
 def _replace(pairs: Sequence[tuple[Any, Any]]) -> None:
     """Replace functions in the names of all modules but gdsdata's own."""
-    instead = {id(old): new for old, new in pairs}
+    dictionaries = {}  # each once: a module may be there under several names
     for name, module in list(sys.modules.items()):
-        if name == "gdsdata" or name.startswith("gdsdata."):
-            continue
         names = getattr(module, "__dict__", None)
-        # Few modules have one of them, and the others are passed over at the speed of C.
-        if type(names) is dict and not instead.keys().isdisjoint(map(id, list(names.values()))):
-            for key, value in list(names.items()):
-                if id(value) in instead:
-                    names[key] = instead[id(value)]
+        if type(names) is dict and name != "gdsdata" and not name.startswith("gdsdata."):
+            dictionaries[id(names)] = names
+    # By the extension: a program may have a million names, and this is in the way of each load.
+    for names, name, place in engine.find_names(list(dictionaries.values()), [old for old, _ in pairs]):
+        names[name] = pairs[place][1]
