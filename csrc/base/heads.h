@@ -24,8 +24,8 @@ struct Heads {
 // them side by side. A pipe is no file, and nothing waits for its writer.
 bool read_heads(const PathList& paths, size_t length, size_t threads, const Heads& heads);
 
-// Where `find_statuses` writes, for each path: st_mode, or 0 if nothing can be found there; the size,
-// or -1; the time of modification, or 0.
+// Where `find_statuses` writes, for each path: st_mode, the size and the time of modification. They
+// are 0, -1 and 0 if nothing can be found there.
 struct Statuses {
   int64_t* modes;
   int64_t* size_bytes;
