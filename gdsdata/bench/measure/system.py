@@ -242,7 +242,7 @@ def versions():
     found = {"python": sys.version.split()[0]}
     libraries = r"(safetensors|deepspeed|instanttensor|fastsafetensors|torchsnapshot|torch[-_.]checkpointing|"
     libraries += r"webdataset|mosaicml-streaming|litdata|spdl|ffcv|(lib)?kvikio-cu\d+|nvidia-dali-cuda\d+|"
-    libraries += r"orbax-checkpoint|jax)"
+    libraries += r"orbax-checkpoint|jax|obstore|awscrt|s3fs|pyarrow|botocore)"
     found |= {
         name: one.version
         for one in metadata.distributions()
