@@ -16,8 +16,8 @@ from urllib.parse import unquote
 from fuzz_target import Target, each
 
 from gdsdata.formats import remote_listing
-from gdsdata.formats.paths import JoinedPaths, ends_of, joined
 from gdsdata.storage import failures, listing, prefetch, stores, transport, xml_document
+from gdsdata.storage.paths import JoinedPaths, ends_of, joined
 from gdsdata.storage.store import ObjectInfo, Store
 from gdsdata.storage.stores import azure, gcs, s3, web, xml_store
 

@@ -382,6 +382,9 @@ def test_replicas_on_two_gpus_have_all_bytes_and_the_storage_reads_them_once(tmp
     if torch.cuda.device_count() < 2:
         pytest.skip("there are no two GPUs")
     found = on_ranks(2, _on_gpus, tmp_path)
-    size_bytes = sum(file.stat().st_size for file in files_of(tmp_path / "gpus"))
     assert all(is_equal and is_in_place for is_equal, is_in_place, _ in found)
+    files = files_of(tmp_path / "gpus")
+    if not drop_cache(*files):
+        pytest.skip("this file system has no storage")
+    size_bytes = sum(file.stat().st_size for file in files)
     assert size_bytes <= sum(read for *_, read in found) < 1.05 * size_bytes + MIB

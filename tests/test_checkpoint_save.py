@@ -83,7 +83,8 @@ def test_tensors_in_neighboring_allocations_of_a_gpu_are_saved(tmp_path, name):
     torch.cuda.empty_cache()
     state = {f"{i:02}": torch.full((8 * MIB,), i, dtype=torch.int64, device="cuda") for i in range(32)}
     starts = sorted(tensor.data_ptr() for tensor in state.values())
-    assert 64 * MIB in {after - before for before, after in itertools.pairwise(starts)}  # some adjoin
+    if 64 * MIB not in {after - before for before, after in itertools.pairwise(starts)}:
+        pytest.skip("the driver left room between all allocations")
     gdsdata.save(state, tmp_path / name)
     found = torch.load(tmp_path / name) if name == "x.pt" else load_file(tmp_path / name)
     assert all(torch.equal(found[key].to("cuda"), tensor) for key, tensor in state.items())

@@ -4,8 +4,9 @@ import os
 import stat
 import threading
 
+import numpy as np
 import pytest
-from helpers import descriptors, random_bytes
+from helpers import descriptors, random_bytes, run_script
 
 from gdsdata.errors import IoError
 from gdsdata.storage import heads
@@ -14,8 +15,13 @@ from gdsdata.storage.heads import read_heads
 
 @pytest.fixture(params=[False, True], ids=["fast storage", "slow storage"])
 def is_slow(request, monkeypatch):
-    """Every part is read in less, or in more, than the time from which threads are used."""
+    """The first files take less, or more, than the time from which on many threads are used.
+
+    A few files are read at once.
+    """
     monkeypatch.setattr(heads, "_SLOW_S", -1.0 if request.param else 60.0)
+    monkeypatch.setattr(heads, "_FILES_AT_ONCE", 50)
+    monkeypatch.setattr(heads, "_SLOW_FILES_AT_ONCE", 50)
     return request.param
 
 
@@ -39,12 +45,15 @@ def test_heads_sizes_and_times_are_those_of_the_files_in_their_order(paths, is_s
     assert (descriptors(), threading.active_count()) == before
 
 
-def test_more_threads_than_cores_read_if_the_storage_is_slow(paths, is_slow, monkeypatch):
-    used, cores = [], len(os.sched_getaffinity(0))
-    stock = heads.engine.read_heads
-    monkeypatch.setattr(heads.engine, "read_heads", lambda *a: (used.append(a[-1]), stock(*a))[1])
+@pytest.mark.parametrize(("cores", "if_fast"), [(1, 1), (2, 2), (128, 8)])
+def test_slow_storage_is_read_by_16_threads_and_memory_by_as_many_as_there_are_cores(
+    paths, is_slow, cores, if_fast, monkeypatch
+):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(cores))
+    used, stock = set(), heads.engine.read_heads
+    monkeypatch.setattr(heads.engine, "read_heads", lambda *a: (used.add(a[-1]), stock(*a))[1])
     read_heads(paths, 8)
-    assert used == [max(cores, 16) if is_slow else min(cores, 8)]
+    assert used == {16 if is_slow else if_fast}
 
 
 @pytest.mark.parametrize("count", [1, 64, 65, 300])
@@ -57,18 +66,69 @@ def test_statuses_are_those_of_the_system(paths, is_slow, count, tmp_path):
     assert kinds == [*[stat.S_IFREG] * (count - 1), 0, stat.S_IFDIR, 0]
 
 
-def test_a_pipe_among_many_files_is_refused_without_a_wait(paths, is_slow, tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(IoError, match="it is a pipe"):
-        read_heads([*paths, str(tmp_path / "pipe")], 8)
-
-
+@pytest.mark.parametrize("head_bytes", [0, 8])
 @pytest.mark.parametrize("place", [0, 70, 299])
-def test_a_missing_file_and_an_unreadable_one_have_different_errors(paths, is_slow, tmp_path, place):
+def test_what_is_no_file_is_an_error_that_names_it(paths, is_slow, tmp_path, place, head_bytes):
+    os.mkfifo(tmp_path / "pipe")
     before = descriptors()
-    with pytest.raises(FileNotFoundError, match="nowhere"):
-        read_heads([*paths[:place], str(tmp_path / "nowhere"), *paths[place:]], 8)
-    with pytest.raises(IoError, match=f"indexing {tmp_path}: reading its first 8 bytes failed: Is a dir") as caught:
-        read_heads([*paths[:place], str(tmp_path), *paths[place:]], 8)
-    assert (caught.value.path, caught.value.offset, caught.value.length) == (str(tmp_path), 0, 8)
+
+    def refused(path, kind, reason):
+        with pytest.raises(kind, match=reason) as caught:
+            read_heads([*paths[:place], str(path), *paths[place:]], head_bytes)
+        return caught.value
+
+    refused(tmp_path / "nowhere", FileNotFoundError, "nowhere")
+    refused(tmp_path / "pipe", IoError, "it is a pipe")
+    error = refused(tmp_path, IoError, f"indexing {tmp_path}: reading its first {head_bytes} bytes failed: Is a dir")
+    assert (error.path, error.offset, error.length) == (str(tmp_path), 0, head_bytes)
     assert descriptors() == before
+
+
+def test_only_a_file_that_failed_is_read_again(paths, is_slow, tmp_path, monkeypatch):
+    read, heads_of = [], heads._heads_of
+    monkeypatch.setattr(heads, "_heads_of", lambda some, count: (read.append(len(some)), heads_of(some, count))[1])
+    with pytest.raises(FileNotFoundError):
+        read_heads([*paths[:250], str(tmp_path / "nowhere"), *paths[250:]], 8)
+    assert read == [64, 1]
+
+
+def test_files_that_failed_once_are_read(paths, is_slow, monkeypatch):
+    expected, stock = read_heads(paths, 8), heads.engine.read_heads
+
+    def failing(*arguments):
+        _, rows, *found = stock(*arguments)
+        failed = arguments[1] // 2
+        rows[failed:] = 255  # what lies behind may not have been read
+        return failed, rows, *found
+
+    monkeypatch.setattr(heads.engine, "read_heads", failing)
+    found = read_heads(paths, 8)
+    assert found[0] == expected[0]
+    assert all(map(np.array_equal, found[1:], expected[1:]))
+
+
+def test_heads_are_read_while_few_descriptors_are_left(tmp_path):
+    """16 threads share the descriptors that the process may still open, and wait for each other."""
+    code, out, error = run_script(FEW_DESCRIPTORS, tmp_path, timeout_s=60)
+    assert (code, out, error) == (0, "300 0 299\n", "")
+
+
+FEW_DESCRIPTORS = """
+import os, resource, sys
+from gdsdata.storage import heads
+heads._SLOW_S = -1.0
+paths = [f"{sys.argv[1]}/{i}" for i in range(300)]
+for i, path in enumerate(paths):
+    with open(path, "wb") as file:
+        file.write(bytes(i))
+highest = max(map(int, os.listdir("/proc/self/fd")))
+heads._FILES_TRIED = 1
+resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 20, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+found, sizes, _ = heads.read_heads(paths, 300)
+print(len(found), [len(head) for head in found] == list(range(300)) and sizes[0], sizes[-1])
+"""
+
+
+def test_a_name_with_a_nul_is_an_error_that_names_it(paths):
+    with pytest.raises(ValueError, match=r"'a\\x00b' contains a NUL"):
+        heads.statuses_of([*paths, "a\0b"])

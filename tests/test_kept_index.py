@@ -254,6 +254,7 @@ def test_a_change_that_no_check_saw_is_an_error_once(tmp_path, data, monkeypatch
 
 def test_every_file_is_checked_if_there_is_time(tmp_path, data, monkeypatch):
     monkeypatch.setattr(kept_index, "LEAST_CHECKED", 0)
+    monkeypatch.setattr(kept_index, "_CHECKED_AT_ONCE", 2)
     counts = indexed_by(monkeypatch)
     for i in range(9):
         values(data, tmp_path / "cache")

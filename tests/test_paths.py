@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from gdsdata.formats.paths import JoinedPaths, ends_of, joined
+from gdsdata.storage.paths import JoinedPaths, ends_of, joined
 
 KINDS = {
     "one": ["/a"],

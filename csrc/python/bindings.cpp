@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -81,12 +82,12 @@ py::tuple heads_of(const Array<uint8_t>& joined_paths, size_t count, size_t leng
   Array<int64_t> read_bytes(files), size_bytes(files), mtime_ns(files);
   const Heads heads{reinterpret_cast<std::byte*>(bytes.mutable_data()), read_bytes.mutable_data(),
                     size_bytes.mutable_data(), mtime_ns.mutable_data()};
-  bool all = false;
+  std::optional<size_t> failed;
   {
     const WithoutGil nogil;
-    all = read_heads(paths, length, threads, heads);
+    failed = read_heads(paths, length, threads, heads);
   }
-  return py::make_tuple(all, bytes, read_bytes, size_bytes, mtime_ns);
+  return py::make_tuple(failed, bytes, read_bytes, size_bytes, mtime_ns);
 }
 
 py::tuple statuses_of(const Array<uint8_t>& joined_paths, size_t count, size_t threads) {

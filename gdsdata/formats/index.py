@@ -15,11 +15,11 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import numpy as np
 
 from gdsdata.errors import CorruptData
-from gdsdata.formats.paths import joined
 from gdsdata.formats.plan import Plan
 from gdsdata.formats.sample import Sample
 from gdsdata.io import engine
 from gdsdata.storage.heads import sizes_of
+from gdsdata.storage.paths import joined
 
 Self = TypeVar("Self", bound="SampleIndex")
 Made = TypeVar("Made", covariant=True)

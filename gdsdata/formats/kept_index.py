@@ -31,15 +31,15 @@ from gdsdata.formats import caches
 from gdsdata.formats.catalog import FORMATS
 from gdsdata.formats.index import Format, SampleIndex
 from gdsdata.formats.listing import Folder, Listing, Source, folder_now, sources_of
-from gdsdata.formats.paths import absolute, joined
 from gdsdata.io.engine import warn_once
 from gdsdata.storage.heads import statuses_of
+from gdsdata.storage.paths import absolute, joined
 from gdsdata.storage.urls import have_urls, is_remote
 
 KIND = "index"
 WORTH_S = 0.5  # an index that took less is made again faster than it is checked
 LEAST_CHECKED, CHECK_S = 256, 0.25
-_CHECKED_AT_ONCE = 256
+_CHECKED_AT_ONCE = 1024  # behind the first ones
 # A change this soon after another may have the same modification time.
 SETTLED_NS = 2 * 10**9
 UNUSED_S = 30 * 24 * 3600.0
@@ -227,13 +227,13 @@ def _are_as_they_were(index: SampleIndex, folders: list[list], others: list[list
             return False
     begun = time.monotonic()
     files = np.random.default_rng().permutation(np.flatnonzero(~are_urls))
-    for first in range(0, len(files), _CHECKED_AT_ONCE):
-        if first >= LEAST_CHECKED and time.monotonic() - begun > CHECK_S:
-            break
-        some = files[first : first + _CHECKED_AT_ONCE]
+    checked = 0
+    while checked < len(files) and (checked < LEAST_CHECKED or time.monotonic() - begun <= CHECK_S):
+        some = files[checked : checked + (_CHECKED_AT_ONCE if checked else max(1, LEAST_CHECKED))]
         _, sizes, times = statuses_of([index.paths[file] for file in some.tolist()])
         if (sizes != index.size_bytes[some]).any() or (times != index.mtime_ns[some]).any():
             return False
+        checked += len(some)
     return True
 
 
@@ -246,10 +246,11 @@ def _are_urls(paths: Sequence[str]) -> np.ndarray:
 
 def _stats_of(paths: Sequence[str]) -> list[tuple[int, ...]]:
     """Return sizes in bytes, and modification times in ns or versions; -1 and 0 if lacking."""
-    if not paths:
-        return [(), ()]
-    _, sizes, times = statuses_of(paths)
-    if urls := [place for place, path in enumerate(paths) if is_remote(path)]:
+    sizes, times = np.zeros(len(paths), np.int64), np.zeros(len(paths), np.int64)
+    are_urls = np.fromiter(map(is_remote, paths), bool, len(paths))
+    urls, files = np.flatnonzero(are_urls).tolist(), np.flatnonzero(~are_urls).tolist()
+    _, sizes[files], times[files] = statuses_of([paths[place] for place in files])
+    if urls:
         from gdsdata.storage.objects import sizes_and_versions
 
         sizes[urls], times[urls] = sizes_and_versions([paths[place] for place in urls])

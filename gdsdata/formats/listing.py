@@ -10,12 +10,10 @@ import stat
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from gdsdata.errors import IoError
 from gdsdata.formats.parsers import magics
-from gdsdata.formats.paths import absolute
 from gdsdata.storage.heads import statuses_of
+from gdsdata.storage.paths import absolute
 from gdsdata.storage.urls import have_urls, is_remote
 
 Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -65,22 +63,22 @@ def listing_of(source: Source) -> Listing:
     if not sources:
         raise ValueError("source is an empty list: name at least one file, directory or glob")
     of_urls = _files_of_urls(sources)
-    modes, _, _ = statuses_of(sources)
+    local = [one for one in sources if one not in of_urls] if of_urls else sources
+    modes, _, _ = statuses_of(local)
     are_files = (modes != 0) & (modes & _KIND_BITS != stat.S_IFDIR)
-    if of_urls:
-        are_files &= [one not in of_urls for one in sources]
-    found = {absolute(one) for one in itertools.compress(sources, are_files.tolist())}
+    found = {absolute(one) for one in itertools.compress(local, are_files.tolist())}
+    for url, objects in of_urls.items():
+        if not objects:
+            raise FileNotFoundError(f"{url} is no object, no prefix with objects and no glob of any")
+        found.update(_without_beside(objects))
     expansion = _Expansion()
-    for place in np.flatnonzero(~are_files).tolist():
-        one = sources[place]
-        files = of_urls[one] if one in of_urls else expansion.files(one)
+    for one in itertools.compress(local, (~are_files).tolist()):
+        files = expansion.files(one)
         if not files:
-            if one in of_urls:
-                raise FileNotFoundError(f"{one} is no object, no prefix with objects and no glob of any")
             from gdsdata.formats.other_kinds import no_files_in  # late: this is for an error
 
             raise FileNotFoundError(f"{one} {no_files_in(one)}")
-        found.update(files if len(files) == 1 else _without_beside(files))
+        found.update(_without_beside(files))
     return Listing(sorted(found), list(expansion.folders.values()))
 
 

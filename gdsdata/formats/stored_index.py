@@ -33,11 +33,11 @@ from gdsdata.formats.fields import FieldIndex
 from gdsdata.formats.index import Index, SampleIndex
 from gdsdata.formats.mds_text import TextFile
 from gdsdata.formats.parquet_file import ParquetFile
-from gdsdata.formats.paths import JoinedPaths, ends_of, joined
 from gdsdata.formats.sample import Sample
 from gdsdata.formats.tables import TableIndex
 from gdsdata.formats.windows import WindowIndex
 from gdsdata.io.engine import crc32c_of_rows
+from gdsdata.storage.paths import JoinedPaths, ends_of, joined
 from gdsdata.storage.regular import regular
 
 _HEAD = struct.Struct("<16s I 4x Q")

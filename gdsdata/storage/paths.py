@@ -12,14 +12,22 @@ import numpy as np
 def absolute(path: str) -> str:
     """Return what `os.path.abspath` does, faster if the path is that already."""
     is_normal = path.startswith("/") and "//" not in path and "/." not in path and not path.endswith("/")
-    return path if is_normal else os.path.abspath(path)
+    return path if is_normal and type(path) is str else os.path.abspath(path)
 
 
 def joined(paths: Sequence[str]) -> np.ndarray:
-    """Return the bytes of paths, with a NUL between each two: uint8, one dimension."""
+    """Return the bytes of paths, with a NUL between each two: uint8, one dimension.
+
+    Raises:
+        ValueError: a path contains a NUL.
+    """
     if isinstance(paths, JoinedPaths):
         return paths.joined
-    return np.frombuffer(os.fsencode("\0".join(paths)), np.uint8)
+    text = "\0".join(paths)
+    if text.count("\0") >= max(1, len(paths)):
+        path = next(path for path in paths if "\0" in path)
+        raise ValueError(f"{path!r} contains a NUL, and no path may: give the file's name without it")
+    return np.frombuffer(os.fsencode(text), np.uint8)
 
 
 def ends_of(joined_paths: np.ndarray) -> np.ndarray:
