@@ -191,8 +191,8 @@ inline constexpr uint64_t kHoleAreaBytes = 16 << 20;
 // without it, replacing 2 GiB took a quarter longer than writing a new file.
 inline constexpr int64_t kLongToFreeBytes = 64 << 20;
 // Each thread that reads heads has so many files open: it requests all of their heads before it
-// waits for the first. Two cores, cold, one thread: the first batch of 256 files takes 28 ms with 64
-// at a time, and 40 one by one. For several threads it was not measured.
+// waits for the first. Two cores, cold, one thread: the first batch of 256 files takes 28 ms with
+// 64 at a time, and 40 one by one. For several threads it was not measured.
 inline constexpr size_t kHeadsAtOnce = 16;
 // The descriptors of open files while caches keep idle ones: half of the process's limit, and at
 // most this. Each file may have a mapping too, and Linux allows 65530. Two cores, two data sets of

@@ -83,6 +83,6 @@ def _replace(pairs: Sequence[tuple[Any, Any]]) -> None:
         names = getattr(module, "__dict__", None)
         if type(names) is dict and name != "gdsdata" and not name.startswith("gdsdata."):
             dictionaries[id(names)] = names
-    # By the extension: in Python this took 100 ms with the modules of transformers on an H200's machine.
+    # By the extension: in Python it took 100 ms with the modules of transformers (H200's machine).
     for names, name, place in engine.find_names(list(dictionaries.values()), [old for old, _ in pairs]):
         names[name] = pairs[place][1]
