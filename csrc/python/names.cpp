@@ -14,8 +14,8 @@ struct Name {
   size_t place;  // of its object among those that were looked for
 };
 
-// Appends the names of `dictionary` whose values are among `objects`. The caller has the GIL, and no
-// code of Python runs here, so nothing changes the dictionary meanwhile.
+// Appends the names of `dictionary` whose values are among `objects`. The caller has the GIL, and
+// no code of Python runs here, so nothing changes the dictionary meanwhile.
 void find_names_in(PyObject* dictionary, const std::vector<PyObject*>& objects, std::vector<Name>& found) {
   PyObject *name = nullptr, *value = nullptr;
   for (Py_ssize_t position = 0; PyDict_Next(dictionary, &position, &name, &value) != 0;) {
