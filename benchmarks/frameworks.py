@@ -27,6 +27,7 @@ import shutil
 import signal
 import statistics
 import sys
+from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
 
@@ -300,7 +301,15 @@ def main():
     print(f"{machine['cpu']}, {machine['cores']} cores, load {machine['load_before']:.1f}, kernel {machine['kernel']}")
     print(f"{device.get('model', 'no GPU')}; {' on '.join(system.file_system(chosen.folder))}")
     print(", ".join(f"{name} {version}" for name, version in versions.items()))
-    results = {"machine": machine, "device": device, "versions": versions, "arguments": arguments, "sections": {}}
+    when = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    results = {
+        "when": when,
+        "machine": machine,
+        "device": device,
+        "versions": versions,
+        "arguments": arguments,
+        "sections": {},
+    }
     for section in chosen.section:
         try:
             results["sections"][section] = sections[section](chosen)

@@ -282,6 +282,29 @@ def two_gpus(cache: str) -> Figure:
     )
 
 
+def four_gpus() -> Figure:
+    file = "h200/once-four-64.json"
+    whole = json.loads((RESULTS / file).read_text(encoding="utf-8"))
+    found = whole["load, 64 GiB, warm"]
+    names = {
+        "gdsdata": "gdsdata, together",
+        "gdsdata_alone": "gdsdata, each by itself",
+        "all_gather": "a part each and all_gather, by hand",
+    }
+    limit = found["limits"]["safetensors"]["bf16, warm"]["pinned_copies"]["gb_per_s"] / 4
+    words = ["python", "benchmarks/once.py", *(word for word in whole["command"] if not word.endswith("json"))]
+    machine = f"{found['machine']['cpu']}, {found['machine']['cores']} cores, 4 {whole['device']}"
+    return Figure(
+        "four-gpus",
+        "Four GPUs load the same 64 GiB, from the page cache",
+        "GB/s a rank",
+        [*bars_of(found["rows"], names), Bar("limit of a link: pinned copies to all four at once", limit)],
+        Run(file, machine, found["when"][:10], " ".join(words)),
+        "NVLink joins the GPUs. Together, the ranks copy each byte once from the host to a GPU, and from there to the "
+        "others. So a rank gets more than its own link carries. The loop by hand uses `gdsdata.Engine`.",
+    )
+
+
 def short_reads() -> Figure:
     file = "h200/all-small.md"
     bars, groups = [], {}
@@ -377,6 +400,7 @@ def main(folder: Path) -> None:
         checkpoint_saves(),
         two_gpus("cold"),
         two_gpus("warm"),
+        four_gpus(),
         short_reads(),
     ]
     (folder / "figures").mkdir(parents=True, exist_ok=True)
