@@ -680,3 +680,35 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), os.getpid() in by)
 def test_a_forked_child_calls_no_operation_of_torch_by_itself(tmp_path):
     # Another thread may be in the first call of one: the child would wait forever for its end.
     assert run_script(FORKS_WITH_A_DATA_SET, tmp_path / "0.bin") == (0, "0 True\n", "")
+
+
+FORKS_DURING_A_LOOK = """
+import os, signal, sys, threading
+import gdsdata
+from gdsdata.data.batches import source
+
+def wait_and_look(paths):
+    begun.set()
+    forked.wait()
+    return look(paths)
+
+begun, forked, look = threading.Event(), threading.Event(), source.have_urls
+format = gdsdata.formats.Records("uint8", (65536,))
+one, other = (gdsdata.GDSDataset(sys.argv[1], 4, format, device="cpu") for _ in range(2))
+source.have_urls = wait_and_look
+thread = threading.Thread(target=list, args=[one])
+thread.start()
+looks = begun.wait(10)
+source.have_urls = look
+if (child := os.fork()) == 0:
+    signal.alarm(10)  # ends the child, if it waits for a thread that it does not have
+    os._exit(len(list(other)))
+forked.set()
+thread.join()
+print(looks, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.usefixtures("records")
+def test_a_child_that_is_forked_while_a_thread_looks_at_its_files_reads_others(tmp_path):
+    assert run_script(FORKS_DURING_A_LOOK, tmp_path / "0.bin") == (0, "True 12\n", "")

@@ -269,6 +269,13 @@ MOST_LINES = 450
 LONGER_FILES = {"csrc/device/gather_kernel.cpp"}  # made by a compiler
 
 
+def test_no_attribute_is_computed_under_the_lock_of_functools():
+    # In Python 3.10 and 3.11 a forked child waits forever for it, if another thread held it.
+    users = [path.name for path in PACKAGE.rglob("*.py") if re.search(r"functools.*cached_property", path.read_text())]
+    beside = {path.name for path in (PACKAGE / "bench").rglob("*.py")} | {"fork_safe.py"}
+    assert set(users) <= beside, "use gdsdata.storage.fork_safe.cached_property"
+
+
 def test_no_file_is_longer_than_a_reader_takes_in():
     files = [path for folder in (PACKAGE, CSRC) for path in folder.rglob("*") if path.suffix in (".py", ".cpp", ".h")]
     lines = {path.relative_to(ROOT).as_posix(): len(path.read_text().splitlines()) for path in files}

@@ -8,7 +8,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from multiprocessing.context import get_spawning_popen
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -18,6 +17,7 @@ from gdsdata.errors import CorruptData
 from gdsdata.formats.plan import Plan
 from gdsdata.formats.sample import Sample
 from gdsdata.io import engine
+from gdsdata.storage.fork_safe import cached_property
 from gdsdata.storage.heads import sizes_of
 from gdsdata.storage.paths import joined
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Protocol
 
 import numpy as np
 import torch
+
+from gdsdata.storage.fork_safe import cached_property
 
 _TORCH_DTYPES = {
     np.dtype(name): getattr(torch, name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
@@ -17,6 +16,7 @@ from gdsdata.formats.dictionaries import TooLarge
 from gdsdata.formats.field import Field
 from gdsdata.formats.index import Made, Readers, SampleIndex, files_of_part, first_samples
 from gdsdata.formats.plan import Plan
+from gdsdata.storage.fork_safe import cached_property
 
 if TYPE_CHECKING:
     import pyarrow

@@ -34,6 +34,14 @@ _most_bytes: int | None = None
 _ends = threading.Event()
 
 
+def _renew_lock() -> None:
+    global _starting
+    _starting = threading.Lock()  # another thread of the parent may have held it
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
 def serve() -> None:
     """Have a thread of this process answer, from the first call on.
 

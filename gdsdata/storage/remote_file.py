@@ -6,12 +6,12 @@ import io
 import os
 import weakref
 from bisect import bisect_right
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from gdsdata.storage import objects, ranges
+from gdsdata.storage.fork_safe import cached_property
 
 if TYPE_CHECKING:
     from gdsdata.io.engine import FileTable

@@ -9,7 +9,6 @@ Sources: PKWARE's APPNOTE.TXT 4.3 for the zip, torch.serialization for what is i
 
 from __future__ import annotations
 
-import functools
 import sys
 from dataclasses import dataclass
 
@@ -20,6 +19,7 @@ from gdsdata.checkpoint.torch_zip.file_slice import FileSlice
 from gdsdata.checkpoint.torch_zip.unpickling import NotPlain, SavedStorage, StorageReferences, storages_of
 from gdsdata.errors import CorruptData
 from gdsdata.formats.parsers.zip_directory import LOCAL_BYTES, content_offsets, read_directory
+from gdsdata.storage.fork_safe import cached_property
 
 _MOST_BYTE_ORDER_BYTES = 16  # it says "little" or "big"; a damaged file may claim gigabytes
 
@@ -42,7 +42,7 @@ class Archive:
     def path(self) -> str:
         return "" if self.file is None else self.file.path
 
-    @functools.cached_property
+    @cached_property
     def references(self) -> StorageReferences:
         """The pickle's references to storages.
 

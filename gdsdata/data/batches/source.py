@@ -11,7 +11,6 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from dataclasses import replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic
 
 import torch
@@ -26,6 +25,7 @@ from gdsdata.io import engine
 from gdsdata.io.conversions import conversion_on
 from gdsdata.io.engine import BufferPool, Engine, FileTable, Residence
 from gdsdata.io.options import EngineOptions
+from gdsdata.storage.fork_safe import cached_property
 from gdsdata.storage.urls import have_urls, is_remote
 
 # Modules that only some data sets need are imported by these: a program pays for what it uses.
