@@ -9,6 +9,7 @@ error came that no fault explains, or a resource grew. docs/internals/long-runs.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import resource
@@ -26,7 +27,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 from long_runs.judge import Verdict, judge  # noqa: E402
 from long_runs.leaks import LEAKS  # noqa: E402
-from long_runs.sampler import Sampler  # noqa: E402
+from long_runs.sampler import Sampler, children_of  # noqa: E402
 from long_runs.store import Client, Store  # noqa: E402
 
 SUBFOLDERS = ("data", "cache", "checkpoints", "checkpoints-elsewhere", "saved", "index", "temporary")
@@ -68,6 +69,12 @@ def start(settings: dict[str, Any], folder: Path, store: Store) -> subprocess.Po
     return subprocess.Popen([sys.executable, "-m", "long_runs.subject", str(path)], env=environment)
 
 
+def send(number: int, processes: Sequence[int]) -> None:
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, number)
+
+
 def watch(program: subprocess.Popen, sampler: Sampler, seconds: float, every_s: float, hang_s: float) -> str:
     """Sample until the program ends, and return what was wrong, or "".
 
@@ -86,9 +93,10 @@ def watch(program: subprocess.Popen, sampler: Sampler, seconds: float, every_s: 
                 turns[name] = count, now
         changed = min((when for _, when in turns.values()), default=began)
         if now - changed > hang_s or now - began > seconds + hang_s:
-            program.send_signal(signal.SIGUSR1)  # it shows its stacks
+            family = [program.pid, *children_of(program.pid)]
+            send(signal.SIGUSR1, family)  # they show their stacks
             time.sleep(2)
-            program.kill()
+            send(signal.SIGKILL, family)  # a worker that hangs would outlive the program
             program.wait()
             return (
                 f"a thread has ended no turn for {hang_s:g} s" if now - changed > hang_s else "the program did not end"

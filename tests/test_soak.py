@@ -7,10 +7,11 @@ import sys
 
 import numpy as np
 import pytest
-from helpers import REPOSITORY
+from helpers import REPOSITORY, eventually
 from long_runs.judge import judge, slope_of
 from long_runs.leaks import LEAKS
 from long_runs.sampler import Sampler, children_of, memory_of
+from soak import watch
 
 SAMPLES = 400
 
@@ -134,6 +135,32 @@ def test_pages_of_files_are_no_memory_of_the_process(tmp_path):
             after = memory_of(os.getpid())
     assert after["rss_mib"] - before["rss_mib"] > 12
     assert after["private_mib"] - before["private_mib"] < 4 and after["pss_mib"] - before["pss_mib"] < 4
+
+
+STANDS_STILL = """
+import faulthandler, os, signal, sys, time
+faulthandler.register(signal.SIGUSR1)
+
+def stand_still():
+    time.sleep(300)
+
+if (child := os.fork()) == 0:
+    stand_still()
+print(child, flush=True)
+time.sleep(300)
+"""
+
+
+def test_a_worker_that_stands_still_shows_its_stacks_and_ends_with_the_program():
+    class Turns:
+        def sample(self):
+            return {"count_turns_0": 1}
+
+    program = subprocess.Popen([sys.executable, "-c", STANDS_STILL], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    child = int(program.stdout.readline())
+    assert watch(program, Turns(), 60, 0.05, hang_s=0.3) == "a thread has ended no turn for 0.3 s"
+    assert b"in stand_still" in program.communicate()[1]
+    assert eventually(lambda: not os.path.exists(f"/proc/{child}/cwd"))
 
 
 def soak(tmp_path, *arguments):
