@@ -5,6 +5,7 @@ import os
 import random
 import re
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotDone
 from pathlib import Path
@@ -250,11 +251,21 @@ def test_an_epoch_takes_over_the_memory_of_one_that_was_read_to_its_end(folder):
     assert dataset._samples.source._spare_pieces._pairs == [left]
 
 
-def test_memory_that_reads_may_still_write_into_is_not_taken_over(folder, short_calls):
-    dataset = read(folder, options=EngineOptions(direct="always", faults="late=1,late_ms=300"))
+def test_memory_that_reads_may_still_write_into_is_not_taken_over(folder, monkeypatch, short_calls):
+    read_now, is_late = OpenPieces._read, threading.Event()
+
+    def read_late(self, memory, file, begin_bytes, length_bytes, place):
+        if is_late.is_set() and place[0] >= 24 * 4096:  # the first batch does not wait for these
+            time.sleep(2)
+        return read_now(self, memory, file, begin_bytes, length_bytes, place)
+
+    monkeypatch.setattr(OpenPieces, "_read", read_late)
+    dataset = read(folder, options=EngineOptions(direct="always"))
+    is_late.set()
     for _ in dataset:
         break
     assert dataset._samples.source._spare_pieces._pairs == []
+    is_late.clear()
     assert rows(arrays(dataset)) == stored(folder)
 
 
