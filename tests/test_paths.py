@@ -1,5 +1,6 @@
 """Paths that are one block of bytes are the same sequence as their list."""
 
+import itertools
 import os
 import pickle
 import random
@@ -7,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from gdsdata.storage.paths import JoinedPaths, ends_of, joined
+from gdsdata.storage.paths import JoinedPaths, absolute, ends_of, joined
 
 KINDS = {
     "one": ["/a"],
@@ -60,3 +61,9 @@ def test_they_join_without_a_copy(both):
     listed, paths = both
     assert joined(paths) is paths.joined
     assert np.array_equal(joined(listed), paths.joined)
+
+
+def test_absolute_paths_are_those_of_the_system():
+    paths = ["".join(letters) for count in range(6) for letters in itertools.product("/.a", repeat=count)]
+    assert [absolute(path) for path in paths] == [os.path.abspath(path) for path in paths]
+    assert type(absolute(np.str_("/a/b"))) is str  # an array of names has strings of a class of its own
