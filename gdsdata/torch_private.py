@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
@@ -53,6 +54,17 @@ is_zero_tensor: Callable[[torch.Tensor], bool] = torch.Tensor._is_zerotensor
 
 # Returns the tensor's backward hooks; something false if there are none.
 backward_hooks: Callable[[torch.Tensor], Any] = operator.attrgetter("_backward_hooks")
+
+
+def renew_sharing_lock() -> None:
+    """Give a forked child a lock of its own for putting tensors into shared memory.
+
+    Another thread of the parent may have held it at the fork. The child has no such thread, so
+    nothing is being shared there.
+    """
+    if hasattr(torch.storage, "_share_memory_lock"):
+        torch.storage._share_memory_lock = threading.Lock()
+        torch.storage._share_memory_map.clear()
 
 
 def parts_of_typed_storage(storage: torch.TypedStorage) -> tuple[torch.UntypedStorage, int, str]:

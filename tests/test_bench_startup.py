@@ -277,7 +277,7 @@ for kind in sys.argv[2:]:
 NEEDED = {
     *("_engine", "errors", "lazy", "torch_private", "version", "observe", "observe.times"),
     *("data", "data.dataset", "data.batch_dataset", "data.arguments", "data.counts", "data.groups", "data.iteration"),
-    *("progress_bars", "observe.counted", "io.conversions", "io.imports_at_fork", "storage.regular"),
+    *("progress_bars", "observe.counted", "io.conversions", "io.at_fork", "storage.regular"),
     *("data.indexing", "data.loaders", "data.progress", "data.ranks", "data.samples"),
     *("data.split", "data.batches", "data.batches.reader", "data.batches.ring", "data.batches.settings"),
     "formats.sample",

@@ -712,3 +712,33 @@ print(looks, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 @pytest.mark.usefixtures("records")
 def test_a_child_that_is_forked_while_a_thread_looks_at_its_files_reads_others(tmp_path):
     assert run_script(FORKS_DURING_A_LOOK, tmp_path / "0.bin") == (0, "True 12\n", "")
+
+
+FORKS_DURING_A_SHARING = """
+import os, signal, threading
+import torch
+import gdsdata.io.engine
+
+class Held(torch.UntypedStorage):
+    @property
+    def _cdata(self):  # which torch asks for under its lock
+        if threading.current_thread() is thread:
+            begun.set()
+            forked.wait()
+        return super()._cdata
+
+begun, forked = threading.Event(), threading.Event()
+thread = threading.Thread(target=lambda: Held(8).share_memory_())
+thread.start()
+begins = begun.wait(10)
+if (child := os.fork()) == 0:
+    signal.alarm(10)  # ends the child, if it waits for a thread that it does not have
+    os._exit(torch.ones(3).share_memory_().sum().int().item())
+forked.set()
+thread.join()
+print(begins, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_child_that_is_forked_while_a_thread_shares_a_tensor_can_share_others():
+    assert run_script(FORKS_DURING_A_SHARING) == (0, "True 3\n", "")

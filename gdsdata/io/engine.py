@@ -20,7 +20,7 @@ import torch
 from gdsdata import torch_private
 from gdsdata.errors import BackendUnavailable
 from gdsdata.io import (
-    imports_at_fork,  # noqa: F401 (forks wait for imports)
+    at_fork,  # noqa: F401 (it registers what a fork needs)
     program_end,  # noqa: F401 (registers its exit handler first, so that it is called last)
 )
 from gdsdata.io.conversions import conversion_of, conversion_on
