@@ -7,11 +7,11 @@ import fake_gpu
 import numpy as np
 import pytest
 import torch
-from helpers import grouped, in_new_process, write_records
+from helpers import exit_code_of_fork, grouped, in_new_process, write_records
 
 from gdsdata import EngineOptions, GDSDataset
 from gdsdata.data.batches.ring import batches_in_slot
-from gdsdata.errors import CorruptData
+from gdsdata.errors import CorruptData, EngineClosed
 from gdsdata.formats import Records
 
 RECORD_BYTES, FILES, RECORDS_OF_FILE, BATCH = 4096, 8, 17, 2
@@ -72,6 +72,19 @@ def check_whole_epochs(share, right, sizes, counted, batch_size):
     assert counted == 2 * len(sizes)
 
 
+def what_a_forked_child_gets(device, folder):
+    """Return the exit code of a child that takes a batch, and how many the parent has after it."""
+    write_files(folder)
+    batches = iter(read(folder, device))
+    next(batches)  # others of its slot are here already
+
+    def child():
+        with pytest.raises(EngineClosed, match="an iterator does not work in its forked child"):
+            next(batches)
+
+    return exit_code_of_fork(child), sum(1 for _ in batches)
+
+
 def of_fake_gpu(driver, function, *arguments):
     fake_gpu.wait_for_copies(fake_gpu.install(driver))
     return function(fake_gpu.DEVICE, *arguments)
@@ -88,6 +101,10 @@ def test_an_error_in_a_slot_comes_at_its_own_batch(tmp_path, fake_driver):
     check_an_epoch_with_a_replaced_file(*found, tmp_path)
 
 
+def test_a_forked_child_gets_none_of_the_batches_of_a_slot(tmp_path, fake_driver):
+    assert in_new_process(of_fake_gpu, fake_driver, what_a_forked_child_gets, tmp_path) == (0, BATCHES - 1)
+
+
 def test_batches_for_the_processor_share_none(tmp_path):
     write_files(tmp_path)
     assert in_slot(read(tmp_path, "cpu")) == 1
@@ -102,6 +119,12 @@ def test_on_a_gpu_batches_of_slots_come_in_order_and_are_counted_one_by_one(tmp_
 @pytest.mark.gpu
 def test_on_a_gpu_an_error_in_a_slot_comes_at_its_own_batch(tmp_path):
     check_an_epoch_with_a_replaced_file(*an_epoch_with_a_replaced_file("cuda", tmp_path), tmp_path)
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_on_a_gpu_a_forked_child_gets_none_of_the_batches_of_a_slot(tmp_path):
+    assert in_new_process(what_a_forked_child_gets, "cuda", tmp_path) == (0, BATCHES - 1)
 
 
 @pytest.mark.gpu

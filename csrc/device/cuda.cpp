@@ -61,6 +61,7 @@ class Gpu {
     return event;
   }
   void give_back_event(CudaApi::Event event) {
+    if (process_ != process_id()) return;  // in a forked child, the lock may be held forever
     std::lock_guard lock(events_mutex_);
     events_.push_back(event);
   }
@@ -82,6 +83,7 @@ class Gpu {
   int numa_node = -1;
 
  private:
+  const int64_t process_ = process_id();
   std::mutex events_mutex_;
   std::vector<CudaApi::Event> events_;
   std::mutex module_mutex_;

@@ -82,6 +82,11 @@ class Batches {
     auto lease = std::make_unique<Lease>(device_, std::move(batch->buffer), std::move(streams), leased_);
     return to_dlpack(layout_, std::move(lease), batch->offset, batch->samples);
   }
+  // `stream` has taken a batch; `wait_until_taken` makes another stream wait for that.
+  void note_taken(uintptr_t stream) { taken_ = device_->foreign_stream(stream)->record(); }
+  void wait_until_taken(uintptr_t stream) {
+    if (taken_ != nullptr) device_->foreign_stream(stream)->wait(*taken_);
+  }
   size_t leased() const { return *leased_; }
 
   void close() {
@@ -102,6 +107,8 @@ class Batches {
   const std::shared_ptr<Device> device_;
   const std::shared_ptr<std::atomic<size_t>> leased_ = std::make_shared<std::atomic<size_t>>(0);  // batches
   TensorLayout layout_;
+  // Not an event of torch: to free one in a forked child aborts it.
+  std::shared_ptr<Event> taken_;
   std::unique_ptr<Prefetcher> prefetcher_;
 };
 
@@ -143,6 +150,8 @@ void bind_batches(py::module_& module) {
            py::arg("sample_shape"), py::arg("sample_strides"), py::arg("stall_timeout_s"), py::arg("residence"))
       .def("plan", &Batches::plan, py::arg("files"), py::arg("offsets"), py::arg("sizes"))
       .def("next", &Batches::next, py::arg("stream") = 0)
+      .def("note_taken", &Batches::note_taken, py::arg("stream"))
+      .def("wait_until_taken", &Batches::wait_until_taken, py::arg("stream"))
       .def_property_readonly("leased", &Batches::leased)
       .def("close", &Batches::close)
       .def_property_readonly("inside_next", &Batches::inside_next)

@@ -83,7 +83,7 @@ class RingReader(Reader[Index]):
         else:
             from gdsdata.data.batches.slot import SlotBatches
 
-            self.next = partial(self._next_of_slot, SlotBatches(settings.device))
+            self.next = partial(self._next_of_slot, SlotBatches(self._batches, settings.device))
 
     def plan(self, samples: np.ndarray, sizes: np.ndarray) -> None:
         plan = self.located(samples)

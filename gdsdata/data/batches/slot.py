@@ -17,14 +17,14 @@ class SlotBatches:
     changed in place while another is needed for a backward pass.
 
     Args:
+        ring: the slots are its own.
         device: of the batches, a GPU.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, ring: engine.Batches, device: torch.device) -> None:
+        self._ring, self._device = ring, device
         self._batches: deque[torch.Tensor] = deque()
         self._stream = 0  # on which the slot was taken
-        self._taken: torch.cuda.Event | None = None
 
     def add(self, slot: torch.Tensor, sizes: np.ndarray) -> None:
         """Add the batches of a slot that was taken on the current stream.
@@ -35,7 +35,7 @@ class SlotBatches:
         """
         self._batches.extend(torch.unsafe_split_with_sizes(slot, sizes.tolist()))
         self._stream = engine.stream_of(self._device)
-        self._taken = torch.cuda.current_stream(self._device).record_event(self._taken)
+        self._ring.note_taken(self._stream)
 
     def next(self) -> torch.Tensor:
         """Return the next batch, for the current stream."""
@@ -45,7 +45,6 @@ class SlotBatches:
         return batch
 
     def _take_to_current_stream(self, batch: torch.Tensor) -> None:
-        assert self._taken is not None  # by `add`
         stream = torch.cuda.current_stream(self._device)
-        stream.wait_event(self._taken)
+        self._ring.wait_until_taken(stream.cuda_stream)
         engine.record_stream(batch, stream)
