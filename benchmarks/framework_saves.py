@@ -137,7 +137,12 @@ def compare(found, expected):
 
 
 def hf_saves(by_gdsdata, work):
-    """Save by a Trainer, and load by another one."""
+    """Save by a Trainer, and load by another one.
+
+    Args:
+        by_gdsdata: whether gdsdata does it; "background": while training goes on.
+        work: what is saved.
+    """
     import transformers
 
     folder = work.folder / "trainer"
@@ -147,19 +152,36 @@ def hf_saves(by_gdsdata, work):
         arguments = hf_arguments(work, folder, steps, per_device_train_batch_size=1, **more)
         return hf_trainer(work.model(), arguments, samples_for(work, by_gdsdata), callback, by_gdsdata)
 
-    class Sync(transformers.TrainerCallback):
+    def note(path, began):
+        """Note when a checkpoint is complete, and when it is on storage. Removes the one before."""
+        while not (path / "trainer_state.json").exists():
+            time.sleep(WATCHED_S)
+        complete = time.perf_counter() - began
+        sync(path)
+        written.append((complete, time.perf_counter() - began))
+        for old in set(folder.iterdir()) - {path}:
+            shutil.rmtree(old)
+
+    class Watch(transformers.TrainerCallback):
+        watching = threading.Thread()
+
         def on_save(self, arguments, state, control, **_):
             path = folder / f"checkpoint-{state.global_step}"
-            began = time.perf_counter()
-            sync(path)
-            written.append((stalls[-1], stalls[-1] + time.perf_counter() - began))
-            for old in set(folder.iterdir()) - {path}:
-                shutil.rmtree(old)
+            self.watching = threading.Thread(target=note, args=(path, time.perf_counter() - stalls[-1]))
+            self.watching.start()
+            if by_gdsdata != "background":
+                self.watching.join()
+
+        def on_step_end(self, arguments, state, control, **_):
+            if control.should_save and self.watching.ident:
+                self.watching.join()
 
     steps = work.saves * STEPS_APART
-    trainer = trainer_for(steps, Sync(), save_steps=STEPS_APART)
+    watch = Watch()
+    trainer = trainer_for(steps, watch, save_steps=STEPS_APART)
     timed(trainer, "_save_checkpoint", work.device, stalls)
     trainer.train()
+    watch.watching.join()
     path, expected = folder / f"checkpoint-{steps}", state_of(trainer.model, trainer.optimizer)
     compare(hf_stored(path), expected)
     size = size_of(path)
@@ -299,6 +321,7 @@ def lightning_saves(by_gdsdata, is_async, work):
 SAVES = {
     "Trainer of transformers": ("transformers", partial(hf_saves, False)),
     "Trainer of transformers, `hf_trainer.use`": ("transformers", partial(hf_saves, True)),
+    "Trainer of transformers, `hf_trainer.use`, in the background": ("transformers", partial(hf_saves, "background")),
     "Lightning": ("lightning", partial(lightning_saves, False, False)),
     "Lightning, `GDSCheckpointIO`": ("lightning", partial(lightning_saves, True, False)),
     "Lightning, `AsyncCheckpointIO`": ("lightning", partial(lightning_saves, False, True)),

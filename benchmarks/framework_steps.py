@@ -76,8 +76,16 @@ class Clock:
             self.times.append(time.perf_counter())
 
 
-def ours(work, transform=None):
-    return gdsdata.GDSDataset(work.files, work.batch, device=work.device, drop_last=True, transform=transform)
+def ours(work, loader, transform=None):
+    reading = gdsdata.Reading(zero_copy=loader == "gdsdata, zero_copy")
+    device = work.device
+    return gdsdata.GDSDataset(
+        work.files, work.batch, device=device, drop_last=True, transform=transform, reading=reading
+    )
+
+
+def is_ours(loader):
+    return str(loader).startswith("gdsdata")
 
 
 def in_hf(work, step, loader, kept):
@@ -106,10 +114,10 @@ def in_hf(work, step, loader, kept):
         accelerator_config={"non_blocking": True},
     )
     data = Samples(work.files)
-    if loader == "gdsdata":
-        data = ours(work, lambda batch: {"volume": batch})
-    by_gdsdata, more = loader == "gdsdata", {"data_collator": default_collate}
-    trainer = hf_trainer(Steps(step), arguments, data, Timing(), by_gdsdata, **more)
+    if is_ours(loader):
+        data = ours(work, loader, lambda batch: {"volume": batch})
+    more = {"data_collator": default_collate}
+    trainer = hf_trainer(Steps(step), arguments, data, Timing(), is_ours(loader), **more)
     if loader == "ceiling":
         trainer.get_train_dataloader = lambda: Stays({"volume": kept}, work.samples // work.batch)
     trainer.train()
@@ -140,7 +148,7 @@ def in_lightning(work, step, loader, kept):
     if loader == "ceiling":
         data = Stays(kept, work.samples // work.batch)
     else:
-        data = ours(work) if loader == "gdsdata" else data_loader(work, loader)
+        data = ours(work, loader) if is_ours(loader) else data_loader(work, loader)
     lightning_trainer(work, WARM_UP + work.steps, Timing()).fit(Module(), data)
     return (clock.times[1] - clock.times[0]) / work.steps, data
 
@@ -165,7 +173,8 @@ def stepping(trainer, loader, work, count):
     """Return the function that takes a turn of a row of the section `train`.
 
     Args:
-        trainer: a key of `TRAINERS`. loader: "ceiling", "gdsdata", or a DataLoader's workers.
+        trainer: a key of `TRAINERS`.
+        loader: "ceiling", "gdsdata", "gdsdata, zero_copy", or a DataLoader's workers.
         work: of training.py. count: products of a step, the same in each row.
     """
     torch.set_num_threads(1)
@@ -175,7 +184,7 @@ def stepping(trainer, loader, work, count):
     kept = kept.to(work.device)
     if loader != "ceiling":
         seen = set()
-        for batch in ours(work) if loader == "gdsdata" else data_loader(work, loader):
+        for batch in ours(work, loader) if is_ours(loader) else data_loader(work, loader):
             seen |= set(training.numbers_of(work, batch.to(work.device)))
         if len(seen) != work.samples // work.batch * work.batch:
             raise ValueError(f"an epoch had {len(seen)} of {work.samples} samples")
@@ -190,7 +199,7 @@ def stepping(trainer, loader, work, count):
     def turn():
         before = alone()
         seconds, data = TRAINERS[trainer](work, step, loader, kept)
-        served = {k: v for k, v in data.stats()["bytes"].items() if v} if loader == "gdsdata" else {}
+        served = {k: v for k, v in data.stats()["bytes"].items() if v} if is_ours(loader) else {}
         return {"seconds": seconds, "alone_s": (before + alone()) / 2, "served": served}
 
     return turn

@@ -37,14 +37,19 @@ def hf_arguments(work, folder, steps, **more):
 
 
 def hf_trainer(model, arguments, data, callback, by_gdsdata, **more):
-    """Return a Trainer of transformers, with gdsdata's data and checkpoints if `by_gdsdata`."""
+    """Return a Trainer of transformers.
+
+    Args:
+        by_gdsdata: with gdsdata's data and checkpoints; "background": these while training goes on.
+        model, arguments, data, callback, more: of the Trainer.
+    """
     import transformers
 
     from gdsdata.integrations import hf_trainer as adapter
 
     trainer = transformers.Trainer(model, arguments, train_dataset=data, callbacks=[callback], **more)
     trainer.remove_callback(transformers.PrinterCallback)
-    return adapter.use(trainer) if by_gdsdata else trainer
+    return adapter.use(trainer, checkpoints=by_gdsdata) if by_gdsdata else trainer
 
 
 def lightning_trainer(work, steps, callback, **more):

@@ -226,7 +226,7 @@ def train(chosen):
     turns = []
     count = only_turn("products of a step", steps.counting, work)
     for trainer in steps.TRAINERS:
-        for loader in ("ceiling", "gdsdata", *chosen.workers):
+        for loader in ("ceiling", "gdsdata", "gdsdata, zero_copy", *chosen.workers):
             name = loader if isinstance(loader, str) else f"DataLoader, {loader} workers"
             if loader == "ceiling" or asked(chosen, f"{trainer}: {name}"):
                 turns.append(Turns(f"{trainer}: {name}", "", steps.stepping, trainer, loader, work, count))

@@ -7,6 +7,7 @@ for each batch its numbers and its loss. Each rank runs each framework without a
 the middle of the second epoch, and from there on, and writes FOLDER/rank-R.json.
 """
 
+import functools
 import json
 import os
 import sys
@@ -72,7 +73,7 @@ def with_accelerate(folder, place, stop_at=None, resumes=False):
     return plain.seen
 
 
-def with_transformers(folder, place, stop_at=None, resumes=False):
+def with_transformers(folder, place, stop_at=None, resumes=False, checkpoints=True):
     import transformers
 
     from gdsdata.integrations import hf_trainer
@@ -96,7 +97,7 @@ def with_transformers(folder, place, stop_at=None, resumes=False):
     )
     model = Model()
     trainer = transformers.Trainer(model, arguments, callbacks=[Stop()])
-    hf_trainer.use(trainer, train=read(folder, transform=lambda batch: {"values": batch}))
+    hf_trainer.use(trainer, train=read(folder, transform=lambda batch: {"values": batch}), checkpoints=checkpoints)
     trainer.train(resume_from_checkpoint=resumes)
     return model.seen
 
@@ -184,6 +185,7 @@ def refused_by_accelerate(folder):
 TRAINERS = {
     "accelerate": with_accelerate,
     "transformers": with_transformers,
+    "transformers-background": functools.partial(with_transformers, checkpoints="background"),
     "lightning": with_lightning,
     "fabric": with_fabric,
 }

@@ -8,7 +8,10 @@ import pytest
 from helpers import torchrun
 
 FRAMEWORKS = list(script.TRAINERS)
-PACKAGES = {"fabric": "lightning"}  # of frameworks that are not named as theirs
+PACKAGES = {
+    "fabric": "lightning",
+    "transformers-background": "transformers",
+}  # of frameworks that are not named as theirs
 
 
 def need(framework):

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from gdsdata import torch_private
+from gdsdata.checkpoint.deferred import deferred_for
 from gdsdata.checkpoint.explanations import empty_file
 from gdsdata.checkpoint.gc_pause import collector_paused
 from gdsdata.checkpoint.hooks_file_objects import InPlaceWriter, NotServed, check_writable, open_again, plain_file
@@ -128,9 +129,13 @@ def _save_to_name(value: Any, path: str) -> None:
             raise NotServed("the file is not writable")
     elif os.path.lexists(path) or not os.path.isdir(os.path.dirname(path)):
         raise NotServed("the path names no file, and no new one in a folder")
+    deferred = deferred_for(path)
     try:
         with COUNTS.timed("torch.save") as sizes_bytes, collector_paused():
-            sizes_bytes.append(archive_writer.write(value, lambda size: writer_of(path, size, EngineOptions())))
+            if deferred is not None:
+                sizes_bytes.append(deferred.save_state(value, path))
+            else:
+                sizes_bytes.append(archive_writer.write(value, lambda size: writer_of(path, size, EngineOptions())))
     except NotReplaceable as why:
         engine.warn_once(f"{why}. torch.save writes over it in place instead, and a crash meanwhile damages it")
         raise NotServed("no new file can replace it") from why

@@ -33,6 +33,7 @@ from gdsdata.checkpoint.background.ranks import Ranks
 from gdsdata.checkpoint.background.remote_folder import RemoteFolder
 from gdsdata.checkpoint.background.replicas import Described, ReplicaJob, Replicas
 from gdsdata.checkpoint.background.restoring import Found, Restoring
+from gdsdata.checkpoint.background.save_content import content_of_state
 from gdsdata.checkpoint.background.save_counts import SaveCounts
 from gdsdata.checkpoint.background.save_handle import SaveHandle
 from gdsdata.checkpoint.background.save_job import FailedJob, SaveJob
@@ -216,7 +217,7 @@ class AsyncCheckpointer:
             job: SaveJob | ReplicaJob = ReplicaJob(step)
             if self._replicas.saves:
                 states = {name: local_parts(one) for name, one in whole.items()}
-                job = SaveJob(step, states, self._staging, self._snapshots, self._counts)
+                job = SaveJob(step, content_of_state(states), self._staging, self._snapshots, self._counts)
         except Exception as error:
             if not self._closed:
                 # The other ranks wait for this one.

@@ -8,22 +8,19 @@ import queue
 import threading
 from collections.abc import Iterator
 from concurrent.futures import wait
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 import torch
 
 from gdsdata.checkpoint.background.own_copy import NO_COPY, NoCopy, OwnCopy, PieceWriter
+from gdsdata.checkpoint.background.save_content import SaveContent, TensorsLayout
 from gdsdata.checkpoint.background.save_counts import SaveCounts
-from gdsdata.checkpoint.background.staging import NO_SOURCES, Part, Piece, Snapshots, Sources, Staged, pieces
+from gdsdata.checkpoint.background.staging import NO_SOURCES, Part, Piece, Snapshot, Snapshots, Sources, Staged, pieces
 from gdsdata.checkpoint.background.staging_memory import Staging
 from gdsdata.checkpoint.file_writer import Extent, FileWriter, crc32_of_all
-from gdsdata.checkpoint.gc_pause import collector_paused
-from gdsdata.checkpoint.stored import bytes_of_storage
-from gdsdata.checkpoint.tensor_kinds import check_has_values
 from gdsdata.checkpoint.threads import DaemonThreads, results_of
 from gdsdata.checkpoint.torch_zip.gathering import SHORT_BYTES
-from gdsdata.checkpoint.torch_zip.pickling import pickle_with_storages
 from gdsdata.checkpoint.torch_zip.state_layout import StateLayout
 from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
@@ -34,48 +31,41 @@ class SaveJob:
 
     Args:
         step: the step.
-        state: what is saved, by name.
+        content: what is saved.
         staging: the host memory that the state passes through.
         snapshots: copies the state on its devices if there is room.
         counts: counts the bytes that are staged and written; None: nothing does.
 
-    Raises:
-        ValueError: a tensor is on the meta device.
-        RuntimeError, pickle.PicklingError, ...: as `pickle_with_storages` does.
-
     Attributes:
         step: the step.
-        size_bytes: the size of all storages.
+        size_bytes: the size of all tensors' memory.
         is_copied: the state has been copied on its devices, so its owner may change it before it
             has been staged.
     """
 
-    @collector_paused()
     def __init__(
         self,
         step: int,
-        state: dict[str, Any],
+        content: SaveContent,
         staging: Staging,
         snapshots: Snapshots,
         counts: SaveCounts | None = None,
     ) -> None:
         self.step, self._counts = step, counts or SaveCounts()
-        pickled = pickle_with_storages(state)
-        if not pickled.has_only_plain_tensors:
-            check_has_values(state)
-        storages = pickled.storages
-        self.size_bytes = int(pickled.sizes_bytes.sum())
-        self._sources = Sources(storages, pickled.addresses, pickled.devices < 0)
-        self._layout = StateLayout(pickled.pickle, pickled.sizes_bytes)
-        self._checksums = np.zeros(len(storages), np.uint32)
-        self._has_header = np.zeros(len(storages), np.bool_)  # written with the storage
+        self._sources, self._layout = content
+        self.size_bytes = int(self._layout.storages.sizes_bytes.sum())
+        count = len(self._layout.storages)
+        self._checksums = np.zeros(count, np.uint32)
+        self._has_header = np.zeros(count, np.bool_)  # written with the storage
         self._staging = staging
         self._staged: queue.SimpleQueue[Staged | BaseException | None] = queue.SimpleQueue()  # None: the end
         self._cancelled = threading.Event()  # what is staged will not be written
         # Writing begins when the state is staged, or finds no room: two threads that ask for the
         # GIL slow each other.
         self._may_write = threading.Event()
-        self._snapshot = snapshots.take([bytes_of_storage(one) for one in storages]) if snapshots.makes_any else None
+        self._snapshot: Snapshot | None = None
+        if snapshots.makes_any:
+            self._snapshot = snapshots.take([self._sources.bytes_of(storage) for storage in range(count)])
         self.is_copied = self._snapshot is not None
         if self._snapshot is not None:
             self._sources = Sources.of(self._snapshot.storages)
@@ -153,10 +143,7 @@ class SaveJob:
                     parts_of.setdefault(part.storage, []).append((part.begin, checksum, part.size_bytes))
             for storage, parts in parts_of.items():
                 self._checksums[storage] = crc32_of_all(*(part[1:] for part in sorted(parts)))
-            writer.write_bytes(layout.contents())
-            without_header = np.flatnonzero(~self._has_header).tolist()
-            writer.write_bytes(layout.header(i, int(self._checksums[i])) for i in without_header)
-            writer.write_bytes([layout.directory(self._checksums)])
+            writer.write_bytes(layout.around(np.flatnonzero(~self._has_header).tolist(), self._checksums))
             writer.commit()
         return self._layout.end
 
@@ -196,38 +183,44 @@ class SaveJob:
             staged.wait()
             if self._cancelled.is_set():
                 return []
-            runs, others = self._runs_of(staged.piece)
-            whole = [self._with_headers(staged, first, last) for first, last in runs]
-            parts = staged.piece.parts_of(others)
-            checksums = writer.write([*whole, *((part.file_offset, staged.bytes_of(part)) for part in parts)])
+            if isinstance(self._layout, TensorsLayout):
+                writer.write([staged.whole])
+                parts, checksums = [], []
+            else:
+                runs, others = self._runs_of(self._layout, staged.piece)
+                whole = [self._with_headers(self._layout, staged, first, last) for first, last in runs]
+                parts = staged.piece.parts_of(others)
+                checksums = writer.write([*whole, *((part.file_offset, staged.bytes_of(part)) for part in parts)])
+                del checksums[: len(whole)]
             self._counts.written(staged.piece.size_bytes)
-            return list(zip(parts, checksums[len(whole) :], strict=True))
+            return list(zip(parts, checksums, strict=True))
         except BaseException:
             self._cancelled.set()
             raise
         finally:
             self._staging.release(staged.memory)
 
-    def _runs_of(self, piece: Piece) -> tuple[list[tuple[int, int]], list[int]]:
+    @staticmethod
+    def _runs_of(layout: StateLayout, piece: Piece) -> tuple[list[tuple[int, int]], list[int]]:
         """Divide the storages of a piece into two.
 
         Returns:
             Runs of short storages of which the piece has all, the headers included: where each run
             begins and ends. And the other storages.
         """
-        records, within = self._layout.storages, slice(piece.first, piece.last)
+        records, within = layout.storages, slice(piece.first, piece.last)
         is_whole = (piece.sizes_bytes == records.sizes_bytes[within]) & (piece.sizes_bytes < SHORT_BYTES)
         is_whole &= records.header_offsets[within] >= piece.file_begin
         cuts = np.flatnonzero(np.diff(is_whole, prepend=False, append=False)) + piece.first
         others = np.flatnonzero(~is_whole) + piece.first
         return list(zip(cuts[::2].tolist(), cuts[1::2].tolist(), strict=True)), others.tolist()
 
-    def _with_headers(self, staged: Staged, first: int, last: int) -> Extent:
+    def _with_headers(self, layout: StateLayout, staged: Staged, first: int, last: int) -> Extent:
         """Put headers between the storages of a run, and return where the run goes in the file."""
-        records, file_begin, run = self._layout.storages, staged.piece.file_begin, slice(first, last)
+        records, file_begin, run = layout.storages, staged.piece.file_begin, slice(first, last)
         places = records.offsets[run] - file_begin
         self._checksums[run] = engine.crc32_of_parts(staged.memory, places, records.sizes_bytes[run])
-        self._layout.stamp(staged.memory.numpy(), file_begin, first, last, self._checksums)
+        layout.stamp(staged.memory.numpy(), file_begin, first, last, self._checksums)
         self._has_header[run] = True
         begin, end = int(records.header_offsets[first]), int(records.offsets[last - 1] + records.sizes_bytes[last - 1])
         return begin, staged.memory[begin - file_begin : end - file_begin]

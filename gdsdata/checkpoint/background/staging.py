@@ -171,6 +171,13 @@ class Staged:
         first = part.file_offset - self.piece.file_begin
         return self.memory[first : first + part.size_bytes]
 
+    @property
+    def whole(self) -> tuple[int, torch.Tensor]:
+        """Where the piece goes in a file without gaps, and its bytes."""
+        offsets = self.piece.file_offsets
+        first, end = int(offsets[0]), int(offsets[-1] + self.piece.sizes_bytes[-1])
+        return first, self.memory[first - self.piece.file_begin : end - self.piece.file_begin]
+
     def copy_from(self, sources: Sources) -> None:
         """Copy the parts from their storages.
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from gdsdata.checkpoint.deferred import deferred_for
 from gdsdata.checkpoint.explanations import checked_path
 from gdsdata.checkpoint.gc_pause import collector_paused
 from gdsdata.checkpoint.safetensors.errors import NotWritten
@@ -90,11 +91,13 @@ def save_file(
             path = f"<{path}>"  # an error's, because the package writes files alone
         return stock("save_file of these tensors").save_file(tensors, path, metadata)
     names, header = text
+    in_order = [tensors[name] for name in names]
+    deferred = deferred_for(path)
+    if deferred is not None:
+        return deferred.save_tensors(in_order, len(header).to_bytes(LENGTH_BYTES, "little") + header, path)
     try:
         with collector_paused():
-            write(
-                [tensors[name] for name in names], path, LENGTH_BYTES + len(header), lambda _: header, EngineOptions()
-            )
+            write(in_order, path, LENGTH_BYTES + len(header), lambda _: header, EngineOptions())
     except NotReplaceable as error:
         try:
             stock_save = stock("save_file").save_file

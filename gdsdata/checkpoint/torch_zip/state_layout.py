@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,6 +64,18 @@ class StateLayout:
         """Return where a storage's header goes in the file, and its bytes."""
         record = self.storages[storage]
         return record.header_offset, record.header(self._noted(crc32))
+
+    def around(self, storages: Sequence[int], checksums: Checksums) -> Iterator[tuple[int, bytes]]:
+        """Yield everything that is no storage: offsets in the file, and bytes.
+
+        Args:
+            storages: those whose headers are not written yet.
+            checksums: the CRC-32 of each storage.
+        """
+        yield from self.contents()
+        for storage in storages:
+            yield self.header(storage, int(checksums[storage]))
+        yield self.directory(checksums)
 
     def stamp(self, image: NDArray[np.uint8], image_begin: int, first: int, last: int, checksums: Checksums) -> None:
         """Write headers into an image of the file: see `NumberedRecords.stamp`."""

@@ -1,0 +1,74 @@
+"""The folders of checkpoints that a Trainer of transformers writes."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+
+from gdsdata.io.engine import warn_once
+
+STATE_OF_TRAINER = "trainer_state.json"  # which a Trainer writes last
+_FOLDER = re.compile(r"checkpoint-(\d+)")
+
+
+def is_complete(checkpoint: str) -> bool:
+    """Return whether a folder has all files of a checkpoint."""
+    return os.path.exists(os.path.join(checkpoint, STATE_OF_TRAINER))
+
+
+def newest_complete(run: str) -> str | None:
+    """Return the newest complete checkpoint of a run; None: it has no checkpoints.
+
+    There is a warning if newer ones are not complete.
+
+    Raises:
+        FileNotFoundError: it has checkpoints, and none is complete.
+    """
+    folders = _folders(run)
+    for folder in reversed(folders):
+        if is_complete(folder):
+            if folder != folders[-1]:
+                warn_once(
+                    f"'{folders[-1]}' has no {STATE_OF_TRAINER}, because its save did not end. Training continues "
+                    f"from '{folder}'"
+                )
+            return folder
+    if folders:
+        raise FileNotFoundError(
+            f"none of the {len(folders)} checkpoints in '{run}' has a {STATE_OF_TRAINER}, so no save has ended: train "
+            "without resume_from_checkpoint"
+        )
+    return None
+
+
+def remove_old(newest: str, limit: int, best: str | None) -> None:
+    """Keep ``limit`` checkpoints of a run, up to its newest complete one.
+
+    Args:
+        newest: that one. Those behind it are being written, and stay.
+        limit: how many.
+        best: a checkpoint that stays in any case.
+
+    Raises:
+        OSError: a folder could not be removed.
+    """
+    folders = _folders(os.path.dirname(newest))
+    folders = folders[: folders.index(newest)]
+    stay = [one for one in folders if best is not None and os.path.abspath(one) == os.path.abspath(best)]
+    complete = [one for one in folders if one not in stay and is_complete(one)]
+    kept = max(limit - 1 - len(stay), 0)
+    stay += complete[len(complete) - kept :]
+    for one in folders:
+        if one not in stay:
+            shutil.rmtree(one)
+
+
+def _folders(run: str) -> list[str]:
+    """Return the folders of checkpoints, the oldest first."""
+    try:
+        names = os.listdir(run)
+    except FileNotFoundError:
+        return []
+    steps = sorted(int(match[1]) for match in map(_FOLDER.fullmatch, names) if match)
+    return [os.path.join(run, f"checkpoint-{step}") for step in steps]

@@ -1,0 +1,167 @@
+"""The methods that a Trainer of transformers gets, and the loader that it iterates."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import IterableDataset
+
+from gdsdata.checkpoint.api import load, save
+from gdsdata.checkpoint.deferred import deferred_for
+from gdsdata.checkpoint.hooks import torch_hooks
+from gdsdata.data.batch_dataset import BatchDataset
+from gdsdata.integrations.accelerate import Loader
+from gdsdata.integrations.hf_trainer_folders import newest_complete
+from gdsdata.integrations.overrides import check_overrides
+
+if TYPE_CHECKING:
+    _Base = Any
+else:
+    _Base = object
+
+# The data set's state, in a folder checkpoint-N of the Trainer.
+STATE_FILE = "gdsdata_dataset.pt"
+
+
+class TrainerMixin(_Base):  # type: ignore[misc]  # its methods go before those of a Trainer
+    """The methods that `use` adds to a Trainer.
+
+    A class of your own may derive from it and from Trainer instead, in this order.
+
+    Attributes:
+        files_through_gdsdata: the files of checkpoints are written and read by gdsdata.
+    """
+
+    files_through_gdsdata = True
+
+    def get_train_dataloader(self) -> Any:
+        """Return the loader of the training data."""
+        loader = self._loader_of(self.train_dataset)
+        return super().get_train_dataloader() if loader is None else loader
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """Return the loader of a data set, or the Trainer's own for other data."""
+        data = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(data, str):
+            data = self.eval_dataset[data]
+        loader = self._loader_of(data)
+        if loader is None:
+            return super().get_eval_dataloader(eval_dataset)
+        if data is self.train_dataset:
+            raise ValueError(
+                "eval_dataset is the training data set, whose place an evaluation would move: make a second one"
+            )
+        loader.set_epoch(0)  # the same batches each time
+        return loader
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *arguments: Any, **named: Any) -> Any:
+        """Train as the Trainer does.
+
+        With ``resume_from_checkpoint=True`` it continues from the newest complete checkpoint.
+        """
+        check_version(type(self))
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = newest_complete(self.args.output_dir) or True
+        with torch_hooks(safetensors=True) if self.files_through_gdsdata else contextlib.nullcontext():
+            return super().train(resume_from_checkpoint, *arguments, **named)
+
+    def _loader_of(self, data: Any) -> TrainerLoader | None:
+        return TrainerLoader(self.accelerator, data) if isinstance(data, BatchDataset) else None
+
+    def _data_set(self) -> Any:
+        """Return the training data if this saves their state, else None."""
+        return self.train_dataset if isinstance(self.train_dataset, BatchDataset) else None
+
+    def _init_training_state(self, *arguments: Any, **named: Any) -> tuple[int, int]:
+        self._trained = super()._init_training_state(*arguments, **named)
+        return self._trained
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        super()._save_optimizer_and_scheduler(output_dir)
+        data = self._data_set()
+        if self.args.should_save and data is not None:
+            path = os.path.join(output_dir, STATE_FILE)
+            deferred = deferred_for(path)
+            if deferred is None:
+                save(data.state_dict(), path)
+            else:
+                deferred.save_state(data.state_dict(), path)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        data = self._data_set()
+        if checkpoint is None or self.args.ignore_data_skip or data is None:
+            return
+        path = os.path.join(checkpoint, STATE_FILE)
+        if not os.path.exists(path):
+            raise FileNotFoundError(
+                f"{path} is missing: the checkpoint was saved without gdsdata.integrations.hf_trainer.use(), so the "
+                "place in the data is not known. Pass ignore_data_skip=True in TrainingArguments to begin its epoch "
+                "again"
+            )
+        state = load(path)
+        if (state["epoch"], state["batches"]) != self._trained:
+            raise ValueError(
+                f"{path}: the data set was at batch {state['batches']} of epoch {state['epoch']}, and the Trainer "
+                f"would continue at batch {self._trained[1]} of epoch {self._trained[0]}. Resume with the same "
+                "gradient_accumulation_steps, and the same product of batch size and processes"
+            )
+        data.load_state_dict(state)
+
+
+# The methods of a Trainer that `TrainerMixin` overrides. Most are private to transformers.
+_OVERRIDDEN = (
+    "get_train_dataloader", "get_eval_dataloader", "train", "_init_training_state", "_save_optimizer_and_scheduler",
+    "_load_optimizer_and_scheduler",
+)  # fmt: skip
+
+
+def check_version(kind: type) -> None:
+    """Check that a class of Trainers has the methods that `TrainerMixin` overrides.
+
+    Raises:
+        RuntimeError: one is missing.
+    """
+    check_overrides(kind, TrainerMixin, _OVERRIDDEN, "transformers", "5.24")
+
+
+class TrainerLoader(Loader):
+    """The loader that a Trainer iterates.
+
+    Attributes:
+        dataset, prefetch_factor, collate_fn: of the loader that ``skip_first_batches`` makes in the
+            place of this one after a resume.
+    """
+
+    prefetch_factor = None
+
+    def __init__(self, accelerator: Any, batches: BatchDataset) -> None:
+        super().__init__(accelerator, batches)
+        self.dataset = _Resumed(batches)
+
+    @staticmethod
+    def collate_fn(batch: Any) -> Any:
+        """Return a batch as it is."""
+        return batch
+
+
+class _Resumed(IterableDataset[Any]):
+    """An epoch with None in the place of the batches that were trained on before.
+
+    The Trainer drops these from the first epoch after a resume, so nothing is read for them.
+    """
+
+    def __init__(self, batches: Any) -> None:
+        self._batches = batches
+
+    def __len__(self) -> int:
+        """Return the samples in an epoch: the Trainer computes samples a second with it."""
+        return getattr(self._batches, "samples", len(self._batches))
+
+    def __iter__(self) -> Iterator[Any]:
+        for _ in range(self._batches.state_dict()["batches"]):
+            yield None
+        yield from self._batches
