@@ -20,15 +20,28 @@ class Lines:
     def __init__(self, modules: Sequence[ModuleType]) -> None:
         self._files = {module.__file__ for module in modules}
         self._missing: dict[CodeType, set[int]] = {}
+        self._setting = threading.Lock()
         self.reached = 0
 
     def __enter__(self) -> None:
-        threading.settrace(self._call)
-        sys.settrace(self._call)
+        # Not `threading.settrace`: of two threads that begin at once, one would fail, because the
+        # audit hook of `Guard` lets the other one run meanwhile.
+        run, call = threading.Thread.run, self._call
+
+        def traced_run(thread: threading.Thread) -> None:
+            with self._setting:
+                sys.settrace(call)
+            run(thread)
+
+        self._run = run
+        threading.Thread.run = traced_run  # type: ignore[method-assign]
+        with self._setting:
+            sys.settrace(call)
 
     def __exit__(self, *_: object) -> None:
-        sys.settrace(None)
-        threading.settrace(None)  # type: ignore[arg-type]
+        with self._setting:
+            sys.settrace(None)
+        threading.Thread.run = self._run  # type: ignore[method-assign]
 
     def _call(self, frame: FrameType, event: str, _: Any) -> Any:
         code = frame.f_code

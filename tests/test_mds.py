@@ -537,7 +537,7 @@ class TestCompressed:
 
     def test_a_hash_that_cannot_be_computed_here_is_passed_over(self, data, tmp_path):
         source = pack_shards(data, "gz")
-        said = {"shake_128": "1", "sys": "2", "xxh9": ""}
+        said = {"shake_128": "1", "sys": "2", "xxh9": "", "sha1\ud800": "3"}
         edit_json(data / "index.json", set_at(["shards", 0, "raw_data", "hashes"], said))
         assert read_column(Mds(unpacked=str(tmp_path / "kept")).index([source]), "text") == self.expected()
 

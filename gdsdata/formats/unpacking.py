@@ -377,7 +377,7 @@ def _copy(stream: _Stream, out: BinaryIO, packed: _Packed, shown: Bar) -> None:
 def _hash_of(shard: Shard) -> tuple[str, _Digest] | None:
     """Return the first of a shard's hashes that can be computed: name and new digest."""
     for algorithm in sorted(shard.hashes):
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, TypeError):  # TypeError: half a surrogate pair is no name
             digest = hashlib.new(algorithm, usedforsecurity=False)
             if digest.digest_size:  # one of SHAKE has any
                 return algorithm, digest
