@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -903,6 +904,16 @@ def test_drop_really_drops_and_warm_really_warms(tmp_path):
     assert size == 4 * MIB + 100
     assert 0 < resident < MIB
     assert system.warm([path]) == 1.0
+
+
+def test_ctrl_c_while_the_page_cache_is_asked_is_no_other_error(tmp_path, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    (tmp_path / "x").write_bytes(b"x")
+    monkeypatch.setattr(system, "libc", SimpleNamespace(mincore=interrupt))
+    with pytest.raises(KeyboardInterrupt):
+        system.resident_bytes(tmp_path / "x")
 
 
 def test_a_file_that_is_partly_in_memory_is_dropped_before_it_is_warmed(tmp_path, monkeypatch):

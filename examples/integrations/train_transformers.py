@@ -15,7 +15,6 @@ from pathlib import Path
 
 import torch
 import transformers
-from transformers.trainer_utils import get_last_checkpoint
 
 import gdsdata
 from gdsdata.integrations import hf_trainer
@@ -75,9 +74,8 @@ def main():
         device=arguments.device,
         transform=inputs_of,
     )
-    hf_trainer.use(trainer, train=data)
-    folder = args.folder if args.folder.exists() else args.folder.parent
-    trainer.train(resume_from_checkpoint=get_last_checkpoint(folder))
+    hf_trainer.use(trainer, train=data, checkpoints="background")
+    trainer.train(resume_from_checkpoint=any(args.folder.glob("checkpoint-*")))
 
 
 if __name__ == "__main__":

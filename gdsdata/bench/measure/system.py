@@ -118,8 +118,10 @@ def resident_bytes(path):
     ):
         flags = np.empty(-(-size // PAGE), np.uint8)
         view = ctypes.c_char.from_buffer(mapping)
-        failed = libc.mincore(ctypes.addressof(view), size, flags.ctypes.data)
-        del view  # The mapping cannot be closed while a buffer of it is out.
+        try:
+            failed = libc.mincore(ctypes.addressof(view), size, flags.ctypes.data)
+        finally:
+            del view  # The mapping cannot be closed while a buffer of it is out.
         if failed:
             raise OSError(ctypes.get_errno(), "mincore", path)
     return min(size, int((flags & 1).sum()) * PAGE), size
