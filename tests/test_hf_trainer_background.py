@@ -11,14 +11,19 @@ import threading
 
 import integrations_script as script
 import pytest
+import torch
 from helpers import eventually
 
+from gdsdata import EngineOptions, safetensors
+from gdsdata.checkpoint.background.file_saves import FileSaves
 from gdsdata.checkpoint.background.save_job import SaveJob
+from gdsdata.checkpoint.deferred import deferring
 from gdsdata.errors import IoError
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("accelerate", reason="accelerate is not installed")  # a Trainer needs it
 
+from safetensors.torch import load_file  # noqa: E402
 from test_hf_trainer import batches_of, data_of, trainer_of  # noqa: E402
 
 from gdsdata.integrations import hf_trainer  # noqa: E402
@@ -182,6 +187,23 @@ def test_saves_after_the_training_are_on_storage_when_they_return(folder, monkey
     Gate(monkeypatch)  # which would hold what is written in the background
     trainer.save_model(str(folder / "model"))
     assert (folder / "model" / "model.safetensors").exists()
+
+
+def test_views_are_saved_with_their_values_and_tensors_may_change_after_the_call(tmp_path):
+    complex_ones = torch.view_as_complex(torch.arange(20_000.0).reshape(-1, 2))
+    tensors = {"conjugate": complex_ones.conj(), "negative": complex_ones.conj().imag, "empty": torch.zeros(0, 3)}
+    tensors |= {"plain": torch.arange(3_000_000), "short": torch.ones(3, dtype=torch.bool)}
+    tensors["negative"] = tensors["negative"].clone(memory_format=torch.preserve_format)
+    expected = {name: one.clone() for name, one in tensors.items()}
+    saves = FileSaves(str(tmp_path), 4 << 20, EngineOptions())
+    with deferring(saves, tmp_path):
+        safetensors.save_file(tensors, tmp_path / "x.safetensors")
+    for one in (complex_ones, tensors["plain"], tensors["short"]):
+        one.zero_()
+    saves.raise_unseen()
+    saves.close()
+    found = load_file(tmp_path / "x.safetensors")
+    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 def test_another_word_for_checkpoints_is_refused(folder):

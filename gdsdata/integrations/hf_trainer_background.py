@@ -64,7 +64,8 @@ class BackgroundTrainerMixin(TrainerMixin):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         saves = self._saves
-        if saves is None or trial is not None or not self.args.should_save or self.args.push_to_hub:
+        is_of_others = self.is_deepspeed_enabled or self.is_fsdp_enabled or not self.args.should_save
+        if saves is None or is_of_others or trial is not None or self.args.push_to_hub:
             return super()._save_checkpoint(model, trial)
         saves.raise_unseen(only_ended=True)
         step, limit = self.state.global_step, self.args.save_total_limit

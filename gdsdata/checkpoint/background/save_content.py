@@ -57,7 +57,8 @@ def content_of_tensors(tensors: Sequence[torch.Tensor], header: bytes) -> SaveCo
         tensors: contiguous ones, in the order of the file.
         header: everything in the file before the first one.
     """
-    memory = [bytes_of(one.detach()) for one in tensors]
+    # The memory of a conjugate or negative view differs from its values.
+    memory = [bytes_of(one.detach().resolve_conj().resolve_neg()) for one in tensors]
     return SaveContent(Sources.of(memory), TensorsLayout(header, [one.nbytes for one in memory]))
 
 
