@@ -19,6 +19,7 @@ from gdsdata.checkpoint.background.file_saves import FileSaves
 from gdsdata.checkpoint.background.save_job import SaveJob
 from gdsdata.checkpoint.deferred import deferring
 from gdsdata.errors import IoError
+from gdsdata.io import engine
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("accelerate", reason="accelerate is not installed")  # a Trainer needs it
@@ -27,6 +28,7 @@ from safetensors.torch import load_file  # noqa: E402
 from test_hf_trainer import batches_of, data_of, trainer_of  # noqa: E402
 
 from gdsdata.integrations import hf_trainer  # noqa: E402
+from gdsdata.integrations.hf_trainer_folders import remove_old  # noqa: E402
 
 FILES = ["model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "gdsdata_dataset.pt"]
 
@@ -124,6 +126,68 @@ def test_old_checkpoints_go_when_the_new_one_is_complete(folder, monkeypatch):
     assert trainer.args.save_total_limit == 1
 
 
+@pytest.mark.parametrize("limit", [1, 2, 3, 4, 5, 9])
+def test_as_many_checkpoints_stay_as_the_limit_says(tmp_path, limit):
+    (tmp_path / "checkpoint-2").write_text("no folder")
+    (tmp_path / "checkpoint-7").mkdir()  # whose save did not end
+    for saved in range(1, 7):
+        (tmp_path / f"checkpoint-{10 * saved}").mkdir()
+        (tmp_path / f"checkpoint-{10 * saved}" / "trainer_state.json").touch()
+        remove_old(str(tmp_path / f"checkpoint-{10 * saved}"), limit, None)
+        left = {one.name for one in tmp_path.iterdir() if one.is_dir()}
+        assert left == {f"checkpoint-{10 * one}" for one in range(max(saved - limit, 0) + 1, saved + 1)}
+
+
+def test_what_cannot_be_removed_keeps_nothing_else(tmp_path, monkeypatch):
+    monkeypatch.setattr(engine, "_warned", set())
+    for step in (2, 3, 4):
+        (tmp_path / "elsewhere" / f"checkpoint-{step}").mkdir(parents=True)
+    (tmp_path / "checkpoint-1").symlink_to(tmp_path / "elsewhere")
+    for step in (2, 3):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").touch()
+    with pytest.warns(RuntimeWarning, match="checkpoint-1' could not be removed"):
+        remove_old(str(tmp_path / "checkpoint-3"), 1, None)
+    assert not (tmp_path / "checkpoint-2").exists() and (tmp_path / "checkpoint-3").exists()
+
+
+def test_a_step_that_is_saved_twice_is_complete_once_and_then_again(folder, monkeypatch):
+    seen = []
+
+    class Twice(transformers.TrainerCallback):
+        def on_step_end(self, arguments, state, control, **_):
+            if state.global_step == 6:
+                trainer._save_checkpoint(trainer.model, None)
+                trainer._save_checkpoint(trainer.model, None)
+                seen.append(checkpoints(folder)["checkpoint-6"])
+
+    gate = Gate(monkeypatch)
+    threading.Timer(1, gate.opened.set).start()
+    trainer = background(folder, save_strategy="no")
+    trainer.add_callback(Twice)
+    trainer.train()
+    assert seen == [False] and checkpoints(folder) == {"checkpoint-6": True}
+
+
+def test_the_arguments_are_saved_as_they_are_and_paths_may_be_odd(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    trainer = background(folder, save_total_limit=4)
+    trainer.args.output_dir = "run//"
+    trainer.add_callback(AtStep(7, lambda: os.chdir("/")))
+    trainer.add_callback(AtStep(9, lambda: os.chdir(folder)))
+    trainer.train()
+    assert checkpoints(folder) == {"checkpoint-5": True, "checkpoint-10": True, "checkpoint-13": True}
+    saved = torch.load(folder / "run" / "checkpoint-10" / "training_args.bin", weights_only=False)
+    assert saved.save_total_limit == trainer.args.save_total_limit == 4
+
+
+def test_a_trainer_may_go_back_to_saves_that_it_waits_for(folder, monkeypatch):
+    trainer = hf_trainer.use(background(folder))
+    Gate(monkeypatch)  # which would hold what is written in the background
+    trainer.train()
+    assert all(checkpoints(folder).values()) and len(checkpoints(folder)) == 3
+
+
 def test_the_best_checkpoint_stays_and_is_loaded(folder):
     found = itertools.chain([3.0, 1.0], itertools.repeat(2.0))
     trainer = background(
@@ -217,6 +281,7 @@ sys.path.insert(0, sys.argv[2])
 from pathlib import Path
 from gdsdata.checkpoint.background.save_job import SaveJob
 from gdsdata.errors import IoError
+from gdsdata.io import engine
 import test_hf_trainer_background as tests
 write = SaveJob.write
 def slow(job, path, *arguments):

@@ -66,7 +66,7 @@ def use(
         of_user = type(trainer)
         trainer.__class__ = type(of_user.__name__, (mixin, of_user), {"__module__": of_user.__module__})
     used: Any = trainer
-    used.files_through_gdsdata = bool(checkpoints)
+    used.files_through_gdsdata, used.in_background = bool(checkpoints), checkpoints == "background"
     return trainer
 
 

@@ -17,7 +17,6 @@ from gdsdata.checkpoint.file_writer import sync_folder
 from gdsdata.integrations.hf_trainer_folders import STATE_OF_TRAINER, remove_old
 from gdsdata.integrations.hf_trainer_mixin import TrainerMixin
 from gdsdata.integrations.overrides import check_overrides
-from gdsdata.io.engine import warn_once
 from gdsdata.io.options import EngineOptions
 
 _SUFFIX = ".saving"  # of the Trainer's state, until the checkpoint is complete
@@ -31,30 +30,42 @@ class BackgroundTrainerMixin(TrainerMixin):
     Attributes:
         staging_bytes: the most host memory for checkpoints that are being written: a number, or as
             "8GiB". A larger one passes through it piece by piece.
+        in_background: False: saves are complete when they return.
     """
 
     staging_bytes: int | str = "8GiB"
+    in_background = True
     _saves: FileSaves | None = None  # while it trains
+    _last_step = -1  # that was saved
 
     def train(self, *arguments: Any, **named: Any) -> Any:
         """Train as the Trainer does, and wait until every checkpoint is on storage.
 
         Raises:
             IoError, ...: a checkpoint could not be written.
+            RuntimeError: another process could not write one.
         """
         check_overrides(type(self), BackgroundTrainerMixin, _OVERRIDDEN, "transformers", "5.24")
+        if not self.in_background:
+            return super().train(*arguments, **named)
         saves = FileSaves(
             os.path.abspath(self.args.output_dir), size_in_bytes("staging_bytes", self.staging_bytes), EngineOptions()
         )
-        self._saves = saves
+        self._saves, self._last_step = saves, -1
         try:
-            saves.prepare(*self._expected_state())
+            if self._is_deferred() and self.args.save_strategy != "no":
+                saves.prepare(*self._expected_state())
             result = super().train(*arguments, **named)
             saves.raise_unseen()
             return result
         finally:
             self._saves = None
             saves.close()
+
+    def _is_deferred(self) -> bool:
+        """Return whether this process leaves files of its checkpoints to the background."""
+        is_of_others = self.is_deepspeed_enabled or self.is_fsdp_enabled or self.args.push_to_hub
+        return self._saves is not None and self.args.should_save and not is_of_others
 
     def _expected_state(self) -> tuple[int, torch.device | None]:
         """Return the likely size of weights and two moments in bytes, and a GPU that has them."""
@@ -63,29 +74,48 @@ class BackgroundTrainerMixin(TrainerMixin):
         return sum(one.nbytes * (3 if one.requires_grad else 1) for one in parameters), device
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        saves = self._saves
-        is_of_others = self.is_deepspeed_enabled or self.is_fsdp_enabled or not self.args.should_save
-        if saves is None or is_of_others or trial is not None or self.args.push_to_hub:
+        saves, step, limit = self._saves, self.state.global_step, self.args.save_total_limit
+        if saves is None or trial is not None or not self._is_deferred():
             return super()._save_checkpoint(model, trial)
-        saves.raise_unseen(only_ended=True)
-        step, limit = self.state.global_step, self.args.save_total_limit
-        folder = os.path.join(self.args.output_dir, f"checkpoint-{step}")
-        saves.step = step
+        # Two saves of a step would share files, and an earlier step would look like a rest.
+        saves.raise_unseen(only_ended=step > self._last_step)
+        self._last_step = saves.step = step
+        folder = os.path.join(os.path.abspath(self.args.output_dir), f"checkpoint-{step}")
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(folder, STATE_OF_TRAINER))  # an older checkpoint of this step is replaced
-        self.args.save_total_limit = None  # the Trainer would remove old ones now
         try:
-            with _state_aside(self.state), deferring(saves, folder):
+            with _state_aside(self.state, self.args), deferring(saves, folder):
                 super()._save_checkpoint(model, trial)
         finally:
             self.args.save_total_limit = limit
-        saves.behind(functools.partial(_complete, folder, limit, self.state.best_model_checkpoint))
+        best = self.state.best_model_checkpoint
+        saves.behind(functools.partial(_complete, folder, limit, best and os.path.abspath(best)))
         return None
 
     def _finalize_training(self, *arguments: Any, **named: Any) -> Any:
-        if self._saves is not None:
-            self._saves.raise_unseen()  # the best checkpoint may be loaded, and others removed
+        if self._saves is not None:  # the best checkpoint may be loaded, and others removed
+            self._wait_on_all()
         return super()._finalize_training(*arguments, **named)
+
+    def _wait_on_all(self) -> None:
+        """Wait until the checkpoints of all processes are complete.
+
+        Raises:
+            IoError, ...: one is not. On the other processes it is a RuntimeError.
+        """
+        error: BaseException | None = None
+        try:
+            if self._saves is not None:
+                self._saves.raise_unseen()
+        except Exception as raised:
+            error = raised
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            failed = torch.tensor(int(error is not None), device=self.args.device)
+            torch.distributed.all_reduce(failed, torch.distributed.ReduceOp.MAX)
+            if error is None and failed.item():
+                raise RuntimeError("another process could not write a checkpoint; it has raised the reason")
+        if error is not None:
+            raise error
 
 
 # The methods of a Trainer that `BackgroundTrainerMixin` overrides besides those of `TrainerMixin`.
@@ -93,10 +123,18 @@ _OVERRIDDEN = ("train", "_save_checkpoint", "_finalize_training")
 
 
 @contextlib.contextmanager
-def _state_aside(state: Any) -> Iterator[None]:
-    """For ``with``: have the Trainer's state written under another name than its own."""
+def _state_aside(state: Any, arguments: Any) -> Iterator[None]:
+    """For ``with``: have the Trainer's state written under another name than its own.
+
+    The state comes last, before old checkpoints are removed. They stay: there is no limit then.
+    """
     save = state.save_to_json
-    state.save_to_json = lambda path: save(f"{path}{_SUFFIX}")
+
+    def save_aside(path: str) -> None:
+        save(f"{path}{_SUFFIX}")
+        arguments.save_total_limit = None
+
+    state.save_to_json = save_aside
     try:
         yield
     finally:
@@ -106,13 +144,15 @@ def _state_aside(state: Any) -> Iterator[None]:
 def _complete(folder: str, limit: int | None, best: str | None) -> None:
     """Give the state of a checkpoint its name, and remove checkpoints that are too many."""
     place = os.path.join(folder, STATE_OF_TRAINER)
-    with open(place + _SUFFIX, "rb") as written:
-        os.fsync(written.fileno())
+    if not os.path.exists(place + _SUFFIX):
+        return  # an override of `_save_checkpoint` writes no whole checkpoint
+    for below, _, names in os.walk(folder):  # the Trainer syncs none of what it writes itself
+        for name in names:
+            with open(os.path.join(below, name), "rb") as written:
+                os.fsync(written.fileno())
+        sync_folder(below)
     os.replace(place + _SUFFIX, place)
     sync_folder(folder)
-    if limit is None or limit <= 0:
-        return
-    try:
+    sync_folder(os.path.dirname(folder))
+    if limit is not None and limit > 0:
         remove_old(folder, limit, best)
-    except OSError as error:  # this checkpoint is complete all the same
-        warn_once(f"older checkpoints beside '{folder}' could not be removed: {error}")

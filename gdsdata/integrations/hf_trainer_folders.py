@@ -9,7 +9,7 @@ import shutil
 from gdsdata.io.engine import warn_once
 
 STATE_OF_TRAINER = "trainer_state.json"  # which a Trainer writes last
-_FOLDER = re.compile(r"checkpoint-(\d+)")
+_FOLDER = re.compile(r"checkpoint-[0-9]+")
 
 
 def is_complete(checkpoint: str) -> bool:
@@ -50,18 +50,19 @@ def remove_old(newest: str, limit: int, best: str | None) -> None:
         limit: how many.
         best: a checkpoint that stays in any case.
 
-    Raises:
-        OSError: a folder could not be removed.
+    A folder that cannot be removed stays, with a warning.
     """
-    folders = _folders(os.path.dirname(newest))
-    folders = folders[: folders.index(newest)]
+    folders = [one for one in _folders(os.path.dirname(newest)) if _step_of(one) < _step_of(newest)]
     stay = [one for one in folders if best is not None and os.path.abspath(one) == os.path.abspath(best)]
     complete = [one for one in folders if one not in stay and is_complete(one)]
     kept = max(limit - 1 - len(stay), 0)
-    stay += complete[len(complete) - kept :]
+    stay += complete[max(len(complete) - kept, 0) :]
     for one in folders:
         if one not in stay:
-            shutil.rmtree(one)
+            try:
+                shutil.rmtree(one)
+            except OSError as error:  # the new checkpoint is complete all the same
+                warn_once(f"the old checkpoint '{one}' could not be removed: {error}")
 
 
 def _folders(run: str) -> list[str]:
@@ -70,5 +71,9 @@ def _folders(run: str) -> list[str]:
         names = os.listdir(run)
     except FileNotFoundError:
         return []
-    steps = sorted(int(match[1]) for match in map(_FOLDER.fullmatch, names) if match)
-    return [os.path.join(run, f"checkpoint-{step}") for step in steps]
+    places = [os.path.join(run, name) for name in names if _FOLDER.fullmatch(name)]
+    return sorted(filter(os.path.isdir, places), key=_step_of)
+
+
+def _step_of(folder: str) -> int:
+    return int(os.path.basename(folder).rpartition("-")[2])

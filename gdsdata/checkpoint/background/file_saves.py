@@ -17,6 +17,7 @@ from gdsdata.checkpoint.background.staging import Snapshots
 from gdsdata.checkpoint.background.staging_memory import Staging
 from gdsdata.checkpoint.threads import DaemonThreads
 from gdsdata.checkpoint.torch_zip import torch_config
+from gdsdata.io.engine import warn_once
 from gdsdata.io.options import EngineOptions
 from gdsdata.observe.times import note_checkpoint_stall
 
@@ -61,13 +62,15 @@ class FileSaves:
         Stream semantics: tensors on a GPU are copied after all work that the current stream of that
         GPU has so far, and before this returns.
         """
+        started = time.perf_counter()
         content = content_of_state(value, torch_config.alignment_bytes(), torch_config.has_checksums())
-        self._save(content, path)
+        self._save(content, path, started)
         return content.layout.end
 
     def save_tensors(self, tensors: list[torch.Tensor], header: bytes, path: str) -> None:
         """Save a safetensors file: see `deferred.Deferred`. Stream semantics: as `save_state`."""
-        self._save(content_of_tensors(tensors, header), path)
+        started = time.perf_counter()
+        self._save(content_of_tensors(tensors, header), path, started)
 
     def behind(self, function: Callable[[], object]) -> None:
         """Call a function in the thread when the saves before it are complete.
@@ -92,13 +95,18 @@ class FileSaves:
             self._unseen.pop(0).result()
 
     def close(self) -> None:
-        """Wait until every save has ended, and free the memory."""
+        """Wait until every save has ended, and free the memory.
+
+        An error that nobody has seen is a warning.
+        """
         self._saver.shutdown()
+        for one in self._unseen:
+            if (error := one.exception()) is not None:
+                warn_once(f"a save in the background failed: {error}")
         self._writers.close()
         self._staging.close()
 
-    def _save(self, content: SaveContent, path: str) -> None:
-        started = time.perf_counter()
+    def _save(self, content: SaveContent, path: str, started: float) -> None:
         job = SaveJob(self.step, content, self._staging, Snapshots(0), self._counts)
         written = self._saver.submit(self._write, job, os.path.abspath(path))
         self._counts.begin(self.step, job.size_bytes, written)
