@@ -78,9 +78,8 @@ class Clock:
 
 def ours(work, loader, transform=None):
     reading = gdsdata.Reading(zero_copy=loader == "gdsdata, zero_copy")
-    device = work.device
     return gdsdata.GDSDataset(
-        work.files, work.batch, device=device, drop_last=True, transform=transform, reading=reading
+        work.files, work.batch, device=work.device, drop_last=True, transform=transform, reading=reading
     )
 
 

@@ -8,10 +8,8 @@ import pytest
 from helpers import torchrun
 
 FRAMEWORKS = list(script.TRAINERS)
-PACKAGES = {
-    "fabric": "lightning",
-    "transformers-background": "transformers",
-}  # of frameworks that are not named as theirs
+# Packages of frameworks that are not named as theirs.
+PACKAGES = {"fabric": "lightning", "transformers-background": "transformers"}
 
 
 def need(framework):

@@ -25,7 +25,8 @@ _SUFFIX = ".saving"  # of the Trainer's state, until the checkpoint is complete
 class BackgroundTrainerMixin(TrainerMixin):
     """The methods that `use` adds to a Trainer with ``checkpoints="background"``.
 
-    A checkpoint is complete when it has its ``trainer_state.json``, which appears last.
+    A checkpoint is complete when it has its ``trainer_state.json``. This appears when all files of
+    the process that saves it are on storage.
 
     Attributes:
         staging_bytes: the most host memory for checkpoints that are being written: a number, or as
@@ -94,19 +95,19 @@ class BackgroundTrainerMixin(TrainerMixin):
 
     def _finalize_training(self, *arguments: Any, **named: Any) -> Any:
         if self._saves is not None:  # the best checkpoint may be loaded, and others removed
-            self._wait_on_all()
+            self._wait_on_all(self._saves)
         return super()._finalize_training(*arguments, **named)
 
-    def _wait_on_all(self) -> None:
+    def _wait_on_all(self, saves: FileSaves) -> None:
         """Wait until the checkpoints of all processes are complete.
 
         Raises:
-            IoError, ...: one is not. On the other processes it is a RuntimeError.
+            IoError, ...: one of this process is not.
+            RuntimeError: one of another process is not.
         """
-        error: BaseException | None = None
+        error: Exception | None = None
         try:
-            if self._saves is not None:
-                self._saves.raise_unseen()
+            saves.raise_unseen()
         except Exception as raised:
             error = raised
         if torch.distributed.is_available() and torch.distributed.is_initialized():
