@@ -104,6 +104,43 @@ def test_interrupts_behind_the_first_cost_no_report(tmp_path):
     assert case.BROKEN_OFF in (run.out / "report.md").read_text() and results_in(run.out)["broken_off"]
 
 
+@pytest.mark.whole_end
+@pytest.mark.parametrize("measured", [0, 1])
+def test_an_interrupt_while_an_interrupted_bench_ends_is_not_seen(tmp_path, measured):
+    ended = tmp_path / "ended"
+    program = f"""
+import atexit, os, pathlib, signal
+from gdsdata.bench import __main__
+from gdsdata.bench.cases.latency.case import Latency
+
+runs, run = [], Latency.run
+
+def interrupted(self, row):
+    if len(runs) == {measured}:
+        os.kill(os.getpid(), signal.SIGINT)
+    runs.append(row)
+    return run(self, row)
+
+def late():
+    os.kill(os.getpid(), signal.SIGINT)
+    pathlib.Path({str(ended)!r}).touch()
+
+Latency.run = interrupted
+atexit.register(late)
+__main__.main()
+"""
+    settings = ["case=latency", "case.rows=[python]", "case.work=[read]", "case.sizes_bytes=[4096]"]
+    settings += ["case.cache=[warm]", "case.repeats=2", "case.iterations=6", "case.run_seconds=0.1"]
+    settings += ["case.limit_seconds=0.1", "device=cpu", "data.size_bytes=1048576"]
+    settings += [f"data.folder={tmp_path / 'data'}", f"hydra.run.dir={tmp_path / 'out'}"]
+    with default_interrupts():
+        done = subprocess.run([sys.executable, "-c", program, *settings], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 130 and ended.exists()
+    assert "Exception ignored" not in done.stderr
+    assert done.stderr.splitlines()[-1] == "gdsdata.bench: interrupted"
+    assert (tmp_path / "out" / "report.md").exists() == bool(measured)
+
+
 def test_where_nothing_was_measured_the_line_is_all(tmp_path):
     run = Bench(tmp_path, *LATENCY)
     status, said = run.interrupt_when(lambda: run.data.exists() and os.listdir(run.data))

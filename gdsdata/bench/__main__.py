@@ -6,6 +6,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 
 from gdsdata.bench import cases, settings
+from gdsdata.bench.harness.process import INTERRUPTED, leave_out_later_interrupts
 
 
 def register():
@@ -23,7 +24,6 @@ def register():
 
 def measure(config):
     from gdsdata.bench import run
-    from gdsdata.bench.harness.process import INTERRUPTED
 
     try:
         checked = settings.settings_from(config)
@@ -37,8 +37,9 @@ def measure(config):
 
 
 def interrupted():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python's finalization would report another one.
     print("gdsdata.bench: interrupted", file=sys.stderr)
-    sys.exit(128 + signal.SIGINT)
+    sys.exit(INTERRUPTED)
 
 
 def main():
@@ -47,6 +48,7 @@ def main():
     except FileNotFoundError as error:
         sys.exit(f"gdsdata.bench: {error}")
     register()
+    leave_out_later_interrupts()
     try:
         hydra.main(version_base="1.3", config_path=str(folder), config_name="config")(measure)()
     except KeyboardInterrupt:

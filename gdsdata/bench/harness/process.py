@@ -40,23 +40,31 @@ def without_interrupts():
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-@contextlib.contextmanager
-def one_interrupt():
-    """Let the first Ctrl-C alone interrupt the block: `timeout -s INT` sends two."""
-    before = signal.getsignal(signal.SIGINT)
-    if before is not signal.default_int_handler:  # It is ignored, or has a handler of its own.
-        yield
-        return
+def leave_out_later_interrupts():
+    """Let the first Ctrl-C alone interrupt this process: `timeout -s INT` sends two.
+
+    Return whether that is so now. It is not where SIGINT is ignored, or has a handler of its own.
+    """
 
     def interrupt(*_):
         signal.signal(signal.SIGINT, lambda *_: None)
         raise KeyboardInterrupt
 
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        return False
     signal.signal(signal.SIGINT, interrupt)
+    return True
+
+
+@contextlib.contextmanager
+def one_interrupt():
+    """Let the first Ctrl-C alone interrupt the block."""
+    changed = leave_out_later_interrupts()
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        if changed:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextlib.contextmanager
