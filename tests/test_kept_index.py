@@ -262,6 +262,13 @@ def test_every_file_is_checked_if_there_is_time(tmp_path, data, monkeypatch):
     assert counts == [9] * 9
 
 
+@pytest.mark.parametrize("count", [0, 1, 2, 12, 97, 1024])
+def test_files_are_checked_in_an_order_of_their_own_each_time(count):
+    orders = [kept_index._in_any_order(count).tolist() for _ in range(20)]
+    assert all(sorted(order) == list(range(count)) for order in orders)
+    assert count < 12 or len({tuple(order) for order in orders}) > 1
+
+
 def test_other_arguments_have_another_index(tmp_path, data):
     cache = tmp_path / "cache"
     for format, samples in ((None, 9), (Npy("file"), 9), (Npy("row"), 45), (Records("u1", (8,)), 9 * 21)):

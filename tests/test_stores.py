@@ -60,6 +60,7 @@ def test_an_access_is_signed_for_as_long_as_the_keys_live(serve):
         (s3, "s3", "bucket", {"endpoint_url": "http://h:99999"}, "the port"),
         (s3, "s3", "bucket", {"addressing": "dns"}, "choose 'auto', 'path' or 'virtual'"),
         (s3, "s3", "user@evil", {}, "a bucket's name"),
+        (s3, "s3", "b", {}, "a bucket's name is 2 to 255"),
         (gcs, "gs", "UPPER", {}, "a bucket's name"),
         (azure, "az", "container", {}, "AZURE_STORAGE_ACCOUNT"),
         (azure, "az", "container@evil/", {}, "small letters"),

@@ -28,6 +28,7 @@ def parse(body: bytes) -> Element:
         raise ValueError("has a tag of more than 4096 bytes")
     builder = TreeBuilder()
     parser = expat.ParserCreate(namespace_separator="}")
+    bare = _BareNames()
     count = depth = 0
 
     def start(name: str, attributes: dict[str, str]) -> None:
@@ -35,12 +36,12 @@ def parse(body: bytes) -> Element:
         count, depth = count + 1, depth + 1
         if count > _MOST_ELEMENTS or depth > _MOST_DEPTH:
             raise ValueError(f"has more than {_MOST_ELEMENTS} elements, or they are nested deeper than {_MOST_DEPTH}")
-        builder.start(_bare(name), {_bare(key): value for key, value in attributes.items()})
+        builder.start(bare[name], {bare[key]: value for key, value in attributes.items()} if attributes else {})
 
     def end(name: str) -> None:
         nonlocal depth
         depth -= 1
-        builder.end(_bare(name))
+        builder.end(bare[name])
 
     def refuse(*_: object) -> NoReturn:
         raise ValueError("has a document type, which no server needs")
@@ -62,5 +63,9 @@ def text_of(element: Element, path: str, default: str = "") -> str:
     return element.findtext(path) or default
 
 
-def _bare(name: str) -> str:
-    return name.rpartition("}")[2]
+class _BareNames(dict[str, str]):
+    """Names without their namespaces. A document has few, and each of them often."""
+
+    def __missing__(self, name: str) -> str:
+        self[name] = bare = name.rpartition("}")[2]
+        return bare

@@ -35,7 +35,7 @@ def make(bucket: str, scheme: str, options: Mapping[str, Any]) -> GcsStore:
     """
     check_options(scheme, options, OPTIONS)
     if not _BUCKET.fullmatch(bucket):
-        raise ValueError(f"{scheme}://{bucket}: a bucket's name has small letters, digits, '.', '-' and '_' only")
+        raise ValueError(f"{scheme}://{bucket}: a bucket's name is 2 to 222 small letters, digits, '.', '-' and '_'")
     endpoint, source = options.get("endpoint_url"), "endpoint_url"
     if not endpoint and os.environ.get("STORAGE_EMULATOR_HOST"):
         endpoint, source = os.environ["STORAGE_EMULATOR_HOST"], "STORAGE_EMULATOR_HOST"

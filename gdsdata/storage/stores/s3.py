@@ -43,7 +43,7 @@ def make(bucket: str, scheme: str, options: Mapping[str, Any]) -> S3Store:
     """
     check_options(scheme, options, OPTIONS)
     if not _BUCKET.fullmatch(bucket):
-        raise ValueError(f"{scheme}://{bucket}: a bucket's name has letters, digits, '.', '-' and '_' only")
+        raise ValueError(f"{scheme}://{bucket}: a bucket's name is 2 to 255 letters, digits, '.', '-' and '_'")
     addressing = options.get("addressing") or "auto"
     if addressing not in ("auto", "path", "virtual"):
         raise ValueError(f"addressing={addressing!r}: choose 'auto', 'path' or 'virtual'")
