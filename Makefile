@@ -77,6 +77,10 @@ FRAMEWORKS := $(addprefix tests/test_,composer.py deepspeed.py integration_examp
 test-frameworks: $(READY) build/.frameworks  ## the tests with frameworks whose packages do not go into one environment with the others (tests/frameworks.txt)
 	@build/frameworks/bin/python -m pytest -m "slow or not slow" -n $(JOBS) --dist loadfile $(FRAMEWORKS) $(ARGS)
 
+.PHONY: test-megatron
+test-megatron: $(READY) build/.frameworks  ## Megatron-LM's own tests of checkpoints, from its checkout MEGATRON=FOLDER, on eight processes of the CPU
+	@build/frameworks/bin/python -W ignore tests/megatron_suite.py $(or $(MEGATRON),$(error MEGATRON= is a checkout of Megatron-LM)) $(ARGS)
+
 .PHONY: test-dali
 test-dali: $(READY) build/.dali  ## the page about DALI's pipelines and the adapter, with DALI itself
 	@build/dali/bin/python -m pytest tests/test_dali.py tests/test_migrate.py -k dali $(ARGS)

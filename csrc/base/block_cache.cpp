@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <system_error>
 #include <utility>
@@ -127,7 +128,7 @@ std::shared_ptr<CachedObject> BlockCache::object(const std::string& location, in
   std::string identity = location;
   identity += '\0' + std::to_string(version) + '\0' + std::to_string(size_bytes);
   const std::string name = sha256_hex(identity, kNameDigits);
-  std::lock_guard lock(mutex_);
+  std::lock_guard lock(opening(name));
   if (auto found = find(name)) return found;
   CacheFolder::Opened opened = files_.open_object(name, size_bytes, about(location, tag, size_bytes));
   if (opened.map != nullptr) return keep(name, std::move(opened));
@@ -136,20 +137,26 @@ std::shared_ptr<CachedObject> BlockCache::object(const std::string& location, in
 }
 
 std::shared_ptr<CachedObject> BlockCache::object_named(const std::string& name) {
-  std::lock_guard lock(mutex_);
+  std::lock_guard lock(opening(name));
   if (auto found = find(name)) return found;
   CacheFolder::Opened opened = files_.open_existing(name);
   return opened.map == nullptr ? nullptr : keep(name, std::move(opened));
 }
 
-// Returns the object if this process uses it. The lock is held.
+std::mutex& BlockCache::opening(const std::string& name) {
+  return opening_[std::hash<std::string>{}(name) % opening_.size()];
+}
+
+// Returns the object if this process uses it. The name's `opening` is held.
 std::shared_ptr<CachedObject> BlockCache::find(const std::string& name) const {
+  std::lock_guard lock(mutex_);
   const auto found = objects_.find(name);
   return found == objects_.end() ? nullptr : found->second.lock();
 }
 
 std::shared_ptr<CachedObject> BlockCache::keep(const std::string& name, CacheFolder::Opened files) {
   std::shared_ptr<CachedObject> object(new CachedObject(shared_from_this(), name, std::move(files)));
+  std::lock_guard lock(mutex_);
   if (objects_.size() >= tuning::kCacheEntriesSwept && std::has_single_bit(objects_.size())) {
     std::erase_if(objects_, [](const auto& entry) { return entry.second.expired(); });
   }

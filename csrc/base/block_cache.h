@@ -4,6 +4,7 @@
 // long as the CachedObject exists.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -133,12 +134,16 @@ class BlockCache : public std::enable_shared_from_this<BlockCache> {
       : files_(std::move(path), std::move(folder), claims, shift, boot) {}
   std::shared_ptr<CachedObject> keep(const std::string& name, CacheFolder::Opened files);
   std::shared_ptr<CachedObject> find(const std::string& name) const;
+  std::mutex& opening(const std::string& name);
   void note_full(int error) noexcept;
   bool is_full() const;
 
   CacheFolder files_;
   const int64_t process_ = process_id();
-  std::mutex mutex_;  // guards the next one; held while an object is opened
+  // Held while an object is opened, so that a process has one object of a name. A thread that opens
+  // many does not hold up those that need others.
+  std::array<std::mutex, 64> opening_;
+  mutable std::mutex mutex_;  // guards the next one
   std::unordered_map<std::string, std::weak_ptr<CachedObject>> objects_;
   std::atomic<int64_t> full_until_ns_{0};  // the disk was full
   std::atomic<uint64_t> filled_blocks_{0}, filled_bytes_{0}, damaged_blocks_{0}, refused_blocks_{0};

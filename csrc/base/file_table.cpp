@@ -4,6 +4,8 @@
 #include <optional>
 #include <utility>
 
+#include "base/block_cache.h"
+
 namespace gdsdata {
 
 FileTable::FileTable(PathList paths, std::vector<FileIdentity> identities, std::vector<std::shared_ptr<File>> opened)
@@ -18,7 +20,9 @@ FileTable::FileTable(PathList paths, std::vector<FileIdentity> identities, std::
   }
   for (size_t i = 0; i < given_.size(); ++i) files_[i] = given_[i].get();
   for (size_t i = 0; i < paths_.size() && !has_remote_; ++i) has_remote_ = is_url(paths_.view(i));
-  if (!has_remote_) expect_descriptors(std::min(paths_.size(), most_cached_descriptors()));
+  // A cached object has one, and its file another. An object that is not cached has none.
+  const size_t of_each = !has_remote_ ? 1 : active_cache() != nullptr ? 2 : 0;
+  expect_descriptors(std::min(of_each * paths_.size(), most_cached_descriptors()));
   join();
 }
 

@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "base/fallbacks.h"
+#include "base/file_lock.h"
 #include "base/sha256.h"
 #include "testing.h"
 
@@ -529,6 +530,44 @@ TEST_F(BlockCacheTest, ObjectsThatWereUsedLongestAgoAreEvictedFirst) {
   EXPECT_FALSE(std::filesystem::exists(paths[1]));
   EXPECT_TRUE(std::filesystem::exists(paths[2]));
   EXPECT_EQ(cache->statistics().evicted_objects, 1U);
+}
+
+TEST_F(BlockCacheTest, AnObjectThatIsSlowToOpenHoldsUpFewOthers) {
+  const Bytes content = random_bytes(kBlock, 19);
+  const auto cache = open();
+  const Descriptor locked(::open(object(*cache, "slow", content)->data_path().c_str(), O_RDWR | O_CLOEXEC));
+  ASSERT_EQ(lock_description(locked.get(), F_WRLCK, kFirstLockByte), Lock::kTaken);  // as if it were being evicted
+  std::atomic<int> opened{0};
+  std::atomic<bool> is_waiting{true};
+  std::vector<std::thread> threads;
+  threads.emplace_back([&] {
+    EXPECT_NE(object(*cache, "slow", content), nullptr);
+    is_waiting = false;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  for (int i = 0; i < 8; ++i) {
+    threads.emplace_back([&, i] {
+      EXPECT_NE(object(*cache, std::to_string(i), content), nullptr);
+      ++opened;
+    });
+  }
+  for (int i = 0; i < 100 && opened < 8; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  EXPECT_TRUE(is_waiting);
+  EXPECT_GE(opened, 5);  // names share locks
+  ASSERT_EQ(lock_description(locked.get(), F_UNLCK, kFirstLockByte), Lock::kTaken);
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST_F(BlockCacheTest, AProcessHasOneObjectOfAName) {
+  const Bytes content = random_bytes(kBlock, 20);
+  const auto cache = open();
+  for (int round = 0; round < 50; ++round) {
+    std::array<std::shared_ptr<CachedObject>, 4> found;
+    std::vector<std::thread> threads;
+    for (auto& one : found) threads.emplace_back([&] { one = object(*cache, std::to_string(round), content); });
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_TRUE(std::ranges::all_of(found, [&](const auto& one) { return one != nullptr && one == found[0]; }));
+  }
 }
 
 TEST_F(BlockCacheTest, WhatIsInUseIsNeverEvicted) {
