@@ -188,13 +188,13 @@ def follow(machine: Machine, page: Page, dist: Path, with_packages: str, torch: 
     print(f"clean_machine: {PAGE.name} was followed in {machine.suite}, {machine.arch}: all outputs are as shown")
 
 
-def run_tests(machine: Machine, files: list[str], more: str) -> None:
-    """Run files of tests in /root/start/away, with the installed package."""
+def run_tests(machine: Machine, files: list[str], packages: list[str], more: str) -> None:
+    """Run files of tests in /root/start/away, with the installed package and more packages."""
     for folder in TEST_FOLDERS:
         machine.copy_in(ROOT / folder, f"root/start/away/{folder}")
     for name in ("pyproject.toml", "README.md"):
         machine.copy_in(ROOT / name, f"root/start/away/{name}")
-    machine.run(f". env/bin/activate\npip install -q {shlex.join(TEST_PACKAGES)}")
+    machine.run(f". env/bin/activate\npip install -q {shlex.join([*TEST_PACKAGES, *packages])}")
     machine.run(f". env/bin/activate\ncd away\npython -m pytest -q {shlex.join(files)} {more}")
 
 
@@ -207,6 +207,7 @@ def main() -> None:
     parser.add_argument("--root", type=Path, help="a folder for the system, which stays; default: a new one")
     parser.add_argument("--mirror", default="", help="of packages; default: debootstrap's own")
     parser.add_argument("--tests", nargs="*", default=[], metavar="FILE", help="run these tests with the wheel")
+    parser.add_argument("--packages", nargs="*", default=[], metavar="NAME", help="install these for the tests")
     parser.add_argument("--pytest", default="", metavar="ARGUMENTS", help="more arguments of pytest")
     arguments = parser.parse_args()
     if os.geteuid() != 0 or not all(map(shutil.which, ("debootstrap", "unshare", "chroot"))):
@@ -221,11 +222,11 @@ def main() -> None:
         if Path(CERTIFICATES).exists():
             machine.copy_in(Path(CERTIFICATES), CERTIFICATES[1:])
         torch = f"torch=={arguments.torch}.*" if arguments.torch else "torch>=2.11"
-        names = [torch, "numpy", *(TEST_PACKAGES if arguments.tests else [])]
+        names = [torch, "numpy", *(TEST_PACKAGES + arguments.packages if arguments.tests else [])]
         with_packages = foreign_packages(machine, names) if machine.emulated else ""
         follow(machine, read_page(PAGE.read_text()), arguments.dist, with_packages, arguments.torch)
         if arguments.tests:
-            run_tests(machine, arguments.tests, arguments.pytest)
+            run_tests(machine, arguments.tests, arguments.packages, arguments.pytest)
     finally:
         if arguments.root is None:
             shutil.rmtree(machine.folder, ignore_errors=True)

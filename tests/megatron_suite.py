@@ -86,8 +86,7 @@ def prepare(checkout):
     torch.nn.Module.cuda = lambda self, *_: self
     start_group, context = torch.distributed.init_process_group, multiprocessing.get_context
     torch.distributed.init_process_group = lambda backend=None, **named: start_group(backend="gloo", **named)
-    # A process that spawns would import torch and Megatron anew, on each rank and in each test. But a
-    # fork can hang, because its parent has threads: 1 of 200 did.
+    # A process that spawns would import torch and Megatron anew, on each rank and in each test.
     multiprocessing.get_context = lambda method=None: context("fork" if method == "spawn" else method)
     torch.multiprocessing.get_context = multiprocessing.get_context
     OnTheCPU().__enter__()
@@ -227,7 +226,9 @@ def run_tests(checkout, files, strategies, log):
         for name in collected(checkout, [str(checkout / TESTS / file) for file in files], Path(temporary)):
             found[name] = {}
             for one in strategies:
-                for _ in range(ATTEMPTS):  # see `prepare`
+                # In `test_remove_sharded_tensors` some ranks may find removed what they look for, and
+                # fail, while the others wait for them.
+                for _ in range(ATTEMPTS):
                     with tempfile.TemporaryDirectory(dir=temporary) as folder:
                         found[name][one], why = run_test(checkout, name, one, Path(folder))
                     if NO_END not in why:
