@@ -226,8 +226,8 @@ def run_tests(checkout, files, strategies, log):
         for name in collected(checkout, [str(checkout / TESTS / file) for file in files], Path(temporary)):
             found[name] = {}
             for one in strategies:
-                # In `test_remove_sharded_tensors` some ranks may find removed what they look for, and
-                # fail, while the others wait for them.
+                # In `test_remove_sharded_tensors` some ranks may find removed what they look for,
+                # and fail, while the others wait for them.
                 for _ in range(ATTEMPTS):
                     with tempfile.TemporaryDirectory(dir=temporary) as folder:
                         found[name][one], why = run_test(checkout, name, one, Path(folder))

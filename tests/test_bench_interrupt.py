@@ -176,6 +176,24 @@ def test_a_rows_process_leaves_interrupts_to_the_bench(tmp_path):
     assert (tmp_path / "log").read_bytes() == b""
 
 
+def test_a_row_that_gives_no_answer_is_ended_and_its_stacks_are_logged(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "silent.py").write_text("""
+import time
+
+def hang(**_):
+    time.sleep(3600)
+""")
+    with open(tmp_path / "log", "wb") as log:
+        row = process.RowProcess(log)
+        row.ask("device", device="cpu")
+        row.send("load", row="silent:hang")
+        with pytest.raises(process.RowFailed, match=r"no answer for 1 s: .*rows\.log has its threads' stacks"):
+            row.receive(timeout=1)
+        assert row.process.poll() is not None
+    assert "in hang" in (tmp_path / "log").read_text()
+
+
 def test_a_starting_script_leaves_interrupts_to_the_bench(tmp_path, monkeypatch):
     shows = tmp_path / "shows.py"
     shows.write_text("""

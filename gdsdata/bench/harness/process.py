@@ -12,6 +12,7 @@ from pathlib import Path
 from gdsdata.bench.measure import system
 
 SAMPLING_SECONDS, ENDING_SECONDS = 0.02, 10
+SHOW_STACKS, STACKS_SECONDS = signal.SIGUSR1, 0.5  # a row's process writes its threads' stacks to its log
 MODULE_ARGUMENTS = ("-m", f"{__name__.partition('.')[0]}.bench")  # of Python, to start the bench
 INTERRUPTED = 128 + signal.SIGINT  # the exit status, as a shell has it
 
@@ -114,8 +115,8 @@ class RowProcess:
             if sample_memory:
                 self.peak_bytes = max(self.peak_bytes, system.tree_bytes(self.process.pid))
             if time.monotonic() > end:
-                self.process.kill()
-                raise RowFailed(f"no answer for {timeout} s: the process was ended")
+                self.kill()
+                raise RowFailed(f"no answer for {timeout} s: the process was ended. rows.log has its threads' stacks")
         if sample_memory:
             self.peak_bytes = max(self.peak_bytes, system.tree_bytes(self.process.pid))
         try:
@@ -151,6 +152,14 @@ class RowProcess:
     def dismiss(self):
         """Let it end after its last command."""
         self.pipe.close()
+
+    def kill(self):
+        """End it now. If it still runs, its threads' stacks come to the log first."""
+        if self.process.poll() is None:
+            self.process.send_signal(SHOW_STACKS)
+            time.sleep(STACKS_SECONDS)
+        self.process.kill()
+        self.process.wait()
 
     def end(self, within_s=ENDING_SECONDS):
         self.dismiss()

@@ -15,6 +15,7 @@ page tables and imports stay apart. Commands:
 
 import contextlib
 import ctypes
+import faulthandler
 import gc
 import importlib
 import sys
@@ -23,6 +24,7 @@ import traceback
 from multiprocessing.connection import Connection
 from typing import Any
 
+from gdsdata.bench.harness.process import SHOW_STACKS
 from gdsdata.bench.measure import device, system
 from gdsdata.bench.peers import registry
 
@@ -111,6 +113,7 @@ def answer_to(row, do, command):
 
 
 def main():
+    faulthandler.register(SHOW_STACKS)
     row, pipe = None, Connection(int(sys.argv[1]))
     with contextlib.suppress(EOFError, ConnectionError):  # The bench has closed its end.
         while True:
