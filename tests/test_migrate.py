@@ -6,6 +6,7 @@ program that makes their data.
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -71,6 +72,7 @@ def test_every_page_has_a_test():
     assert pages == set(NEEDS)
 
 
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 @pytest.mark.parametrize("name", NEEDS)
 def test_the_diff_of_a_page_is_one_that_git_applies(name, tmp_path):
     before, after, diff = scripts(page(name))
