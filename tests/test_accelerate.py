@@ -73,6 +73,12 @@ def test_a_stateful_loader_of_one_process_resumes_too(read):
     assert before + [numbers(batch) for batch in resumed] == [numbers(batch) for batch in read()]
 
 
+def test_a_loop_that_skips_batches_of_the_data_set_itself_is_told_what_to_do(read):
+    assert not hasattr(read(), "dataset")
+    with pytest.raises(AttributeError, match=r"hf_trainer\.use\(trainer\), and .*accelerate\.prepare\(accelerator"):
+        accelerate.skip_first_batches(read(), 3)
+
+
 def test_other_objects_are_refused(read, accelerator):
     with pytest.raises(TypeError, match=r"not a DataLoader: pass a DataLoader, .* to accelerator.prepare\(\)"):
         prepare(accelerator, DataLoader(read(), batch_size=None))

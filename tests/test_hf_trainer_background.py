@@ -189,19 +189,25 @@ def test_a_trainer_may_go_back_to_saves_that_it_waits_for(folder, monkeypatch):
     assert all(checkpoints(folder).values()) and len(checkpoints(folder)) == 3
 
 
+OF_ANOTHER = "RuntimeError: another process could not write a checkpoint"
+
+
 @pytest.mark.parametrize(
     "storage, errors",
     [
         ("slow", [None, None]),
-        ("full", ["IoError: the disk is full", "RuntimeError: another process could not write a checkpoint"]),
+        ("full", ["IoError: the disk is full", OF_ANOTHER]),
+        ("late", [None, None]),
+        ("refuses", [OF_ANOTHER, "OSError: [Errno 5] rank 1 cannot write"]),
     ],
 )
-def test_all_ranks_wait_for_the_one_that_saves(folder, storage, errors):
+def test_a_checkpoint_is_complete_when_all_ranks_have_written_and_all_learn_of_an_error(folder, storage, errors):
     code, said = torchrun(2, Path(__file__).parent / "hf_trainer_ranks.py", folder, storage, OMP_NUM_THREADS="1")
     assert code == 0, said
     ended = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
-    assert [is_complete for _, is_complete in ended] == [storage == "slow"] * 2
-    assert all(found == error or found.startswith(error) for (found, _), error in zip(ended, errors, strict=True))
+    assert [is_complete for _, is_complete, _ in ended] == [errors == [None, None]] * 2
+    assert all(found == error or found.startswith(error) for (found, *_), error in zip(ended, errors, strict=True))
+    assert ended[0][2] == ([True] if errors == [None, None] else [])
 
 
 def test_the_best_checkpoint_stays_and_is_loaded(folder):

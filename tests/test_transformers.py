@@ -140,6 +140,16 @@ def test_the_hooks_serve_the_stock_call_and_are_gone_afterwards(folders, added):
     assert before == (replaced[0].safe_open, replaced[0].safe_save_file, replaced[1].spawn_materialize)
 
 
+def test_hooks_that_could_not_be_put_in_place_are_put_there_the_next_time(folders, added, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.delattr(transformers.core_model_loading, "spawn_materialize")
+        with pytest.raises(AttributeError), ours.hooks():
+            pass
+    with ours.hooks():
+        transformers.GPT2LMHeadModel.from_pretrained(folders["gpt2"])
+    assert added
+
+
 def test_batches_are_read_ahead_within_a_bound(folders, monkeypatch):
     """Each batch has one tensor here. Experts are merged, so all of a layer are taken at once."""
     monkeypatch.setattr(planned_load, "_BATCH_BYTES", 1)

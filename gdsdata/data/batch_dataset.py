@@ -28,6 +28,15 @@ class BatchDataset(IterableDataset):
             "over it; for a part of the samples pass split= to GDSDataset, as in split=(0, 0.9) and split=(0.9, 1)"
         )
 
+    @property
+    def dataset(self) -> NoReturn:
+        """Refuse what a DataLoader has, and loops that skip batches of one ask for."""
+        raise AttributeError(
+            f"a {type(self).__name__} is no DataLoader, and has no .dataset. A Trainer of transformers takes it by "
+            "gdsdata.integrations.hf_trainer.use(trainer), and a loop of accelerate by "
+            "gdsdata.integrations.accelerate.prepare(accelerator, dataset): both resume behind the last batch"
+        )
+
     def _of_user(self) -> dict[str, Any]:
         """Return the user's own functions and objects, by the names of arguments."""
         return {}

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from accelerate import Accelerator
-from accelerate.data_loader import DataLoaderStateMixin
-from accelerate.utils import send_to_device
-
 from gdsdata.data.batch_dataset import BatchDataset
+from gdsdata.integrations.versions import importing
+
+with importing("accelerate"):
+    from accelerate import Accelerator
+    from accelerate.data_loader import DataLoaderStateMixin
+    from accelerate.utils import send_to_device
 
 
 def prepare(accelerator: Accelerator, dataset: BatchDataset) -> Loader:

@@ -8,10 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from composer import Callback, Logger, State
-from composer.utils import reproducibility
 
 from gdsdata.data.batch_dataset import BatchDataset
+from gdsdata.integrations.versions import importing
+
+with importing("mosaicml"):
+    from composer import Callback, Logger, State
+    from composer.utils import reproducibility
 
 
 class Loader(Callback):  # type: ignore[misc]  # Composer declares no types that mypy finds

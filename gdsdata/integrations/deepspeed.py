@@ -6,13 +6,16 @@ import os
 from typing import Any
 
 import torch
-from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
 
 from gdsdata.checkpoint.api import save
 from gdsdata.checkpoint.file_writer import make_folder, sync_file, sync_folder
 from gdsdata.checkpoint.hooks import torch_hooks
 from gdsdata.collective.agreement import Agreement, group_of
+from gdsdata.integrations.versions import importing
 from gdsdata.io.options import EngineOptions
+
+with importing("deepspeed"):
+    from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
 
 # DeepSpeed copies what it has offloaded to NVMe below this folder of a checkpoint.
 _COPIES = "offloaded_tensors"

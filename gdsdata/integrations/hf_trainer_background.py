@@ -65,8 +65,11 @@ class BackgroundTrainerMixin(TrainerMixin):
 
     def _is_deferred(self) -> bool:
         """Return whether this process leaves files of its checkpoints to the background."""
-        is_of_others = self.is_deepspeed_enabled or self.is_fsdp_enabled or self.args.push_to_hub
-        return self._saves is not None and self.args.should_save and not is_of_others
+        return self._saves is not None and self.args.should_save and not self._is_of_others()
+
+    def _is_of_others(self) -> bool:
+        """Return whether others write files of checkpoints, which no save here knows."""
+        return bool(self.is_deepspeed_enabled or self.is_fsdp_enabled or self.args.push_to_hub)
 
     def _expected_state(self) -> tuple[int, torch.device | None]:
         """Return the likely size of weights and two moments in bytes, and a GPU that has them."""
@@ -76,19 +79,22 @@ class BackgroundTrainerMixin(TrainerMixin):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         saves, step, limit = self._saves, self.state.global_step, self.args.save_total_limit
-        if saves is None or trial is not None or not self._is_deferred():
+        if saves is None or trial is not None or self._is_of_others():
             return super()._save_checkpoint(model, trial)
-        # Two saves of a step would share files, and an earlier step would look like a rest.
-        saves.raise_unseen(only_ended=step > self._last_step)
-        self._last_step = saves.step = step
         folder = os.path.join(os.path.abspath(self.args.output_dir), f"checkpoint-{step}")
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.join(folder, STATE_OF_TRAINER))  # an older checkpoint of this step is replaced
-        try:
-            with _state_aside(self.state, self.args), deferring(saves, folder):
-                super()._save_checkpoint(model, trial)
-        finally:
-            self.args.save_total_limit = limit
+        with self._all_succeed():  # each process writes the state of its random generators
+            if not self._is_deferred():
+                return super()._save_checkpoint(model, trial)
+            # Two saves of a step would share files, and an earlier step would look like a rest.
+            saves.raise_unseen(only_ended=step > self._last_step)
+            self._last_step = saves.step = step
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(folder, STATE_OF_TRAINER))  # an older checkpoint of this step is replaced
+            try:
+                with _state_aside(self.state, self.args), deferring(saves, folder):
+                    super()._save_checkpoint(model, trial)
+            finally:
+                self.args.save_total_limit = limit
         best = self.state.best_model_checkpoint
         saves.behind(functools.partial(_complete, folder, limit, best and os.path.abspath(best)))
         return None
@@ -105,9 +111,19 @@ class BackgroundTrainerMixin(TrainerMixin):
             IoError, ...: one of this process is not.
             RuntimeError: one of another process is not.
         """
+        with self._all_succeed():
+            saves.raise_unseen()
+
+    @contextlib.contextmanager
+    def _all_succeed(self) -> Iterator[None]:
+        """For ``with``: wait for all processes at the end, and have an error of one raised by all.
+
+        Raises:
+            RuntimeError: another process has failed.
+        """
         error: Exception | None = None
         try:
-            saves.raise_unseen()
+            yield
         except Exception as raised:
             error = raised
         if torch.distributed.is_available() and torch.distributed.is_initialized():

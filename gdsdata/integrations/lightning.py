@@ -11,12 +11,15 @@ import shutil
 from typing import Any
 
 import torch
-from lightning.fabric.plugins import CheckpointIO
 
 from gdsdata.checkpoint.api import load, save
 from gdsdata.checkpoint.urls import is_url, joined, plain_path, store_and_key
+from gdsdata.integrations.versions import importing
 from gdsdata.io.options import EngineOptions
 from gdsdata.storage.store import ObjectInfo
+
+with importing("lightning"):
+    from lightning.fabric.plugins import CheckpointIO
 
 
 class GDSCheckpointIO(CheckpointIO):

@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from transformers import core_model_loading, modeling_utils
-
 from gdsdata.checkpoint.file_writer import make_folder, sync_file, sync_folder
 from gdsdata.checkpoint.gc_pause import collector_paused
 from gdsdata.checkpoint.open_object import read_object
@@ -20,9 +18,16 @@ from gdsdata.checkpoint.safetensors.installed import install, uninstall
 from gdsdata.checkpoint.safetensors.opened import SafeSlice, resolved, safe_open
 from gdsdata.checkpoint.safetensors.planned_load import PlannedLoad
 from gdsdata.checkpoint.urls import is_url, joined, store_and_key
+from gdsdata.integrations.versions import importing
 from gdsdata.io import engine
 from gdsdata.storage.fork_safe import ForkSafeLock
 from gdsdata.storage.store import ObjectInfo
+
+with importing("transformers"):
+    from transformers import core_model_loading, modeling_utils
+
+    if not (hasattr(core_model_loading, "spawn_materialize") and hasattr(modeling_utils, "safe_open")):
+        raise ImportError("spawn_materialize or safe_open, which `hooks` replaces, is not there")
 
 _FILES_AT_A_TIME, _CLOCK_STEP_S = 16, 10.0  # a file server's clock may be behind
 # Weights that transformers cannot use beside safetensors, or that it reads by other libraries.
@@ -129,17 +134,17 @@ def hooks() -> Iterator[None]:
 
     - On the CPU, weights are read into memory. transformers alone would map the file, and read it
       when the weights are first used.
-    - Tensors that a rank reads a shard of, or that are quantized on the way, are read one by one.
-      transformers reads files other than safetensors, and weights that it offloads to a disk.
+    - Shards of a rank, and tensors that are quantized on the way, are read one by one. transformers
+      reads files other than safetensors, and weights that it offloads to a disk.
     """
     global _users
     install()
     try:
         with _changing:
-            _users += 1
-            if _users == 1:
+            if _users == 0:
                 _stock["safe_open"], _stock["spawn"] = _models.safe_open, _loading.spawn_materialize
                 _models.safe_open, _loading.spawn_materialize = _open, _spawn_materialize
+            _users += 1
         try:
             yield
         finally:

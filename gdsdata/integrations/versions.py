@@ -6,7 +6,7 @@ import contextlib
 import warnings
 from collections.abc import Iterator
 
-from gdsdata.doctor.frameworks import installed
+from gdsdata.doctor.frameworks import FRAMEWORKS, installed
 
 
 @contextlib.contextmanager
@@ -14,7 +14,7 @@ def importing(framework: str) -> Iterator[None]:
     """Import an adapter's framework in a ``with``, and say which version was tested.
 
     Args:
-        framework: its name in `gdsdata.doctor.frameworks.FRAMEWORKS`.
+        framework: one of its names in `gdsdata.doctor.frameworks.FRAMEWORKS`.
 
     Raises:
         ImportError: the framework is not installed, or this version lacks what is imported.
@@ -22,7 +22,7 @@ def importing(framework: str) -> Iterator[None]:
     Warns:
         RuntimeWarning: the tests did not run with this version.
     """
-    (found,) = (one for one in installed() if one.name == framework)
+    (found,) = (one for known, one in zip(FRAMEWORKS, installed(), strict=True) if framework in known.names)
     tested = f"gdsdata's adapter of {framework} was tested with version {found.tested}"
     try:
         yield

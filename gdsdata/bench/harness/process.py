@@ -12,7 +12,7 @@ from pathlib import Path
 from gdsdata.bench.measure import system
 
 SAMPLING_SECONDS, ENDING_SECONDS = 0.02, 10
-SHOW_STACKS, STACKS_SECONDS = signal.SIGUSR1, 0.5  # a row's process writes its threads' stacks to its log
+STACKS_SECONDS = 0.5
 MODULE_ARGUMENTS = ("-m", f"{__name__.partition('.')[0]}.bench")  # of Python, to start the bench
 INTERRUPTED = 128 + signal.SIGINT  # the exit status, as a shell has it
 
@@ -156,7 +156,7 @@ class RowProcess:
     def kill(self):
         """End it now. If it still runs, its threads' stacks come to the log first."""
         if self.process.poll() is None:
-            self.process.send_signal(SHOW_STACKS)
+            self.process.send_signal(system.SHOW_STACKS)
             time.sleep(STACKS_SECONDS)
         self.process.kill()
         self.process.wait()

@@ -24,7 +24,6 @@ import traceback
 from multiprocessing.connection import Connection
 from typing import Any
 
-from gdsdata.bench.harness.process import SHOW_STACKS
 from gdsdata.bench.measure import device, system
 from gdsdata.bench.peers import registry
 
@@ -113,7 +112,7 @@ def answer_to(row, do, command):
 
 
 def main():
-    faulthandler.register(SHOW_STACKS)
+    faulthandler.register(system.SHOW_STACKS)
     row, pipe = None, Connection(int(sys.argv[1]))
     with contextlib.suppress(EOFError, ConnectionError):  # The bench has closed its end.
         while True:

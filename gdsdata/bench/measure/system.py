@@ -19,6 +19,7 @@ PAGE = mmap.PAGESIZE
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
 PR_SET_PDEATHSIG = 1
+SHOW_STACKS = signal.SIGUSR1  # a row's process writes the stacks of its threads to its log
 UNMAPPED_WITHIN_S = 0.5  # of those who had them mapped
 WARMED_AT_MOST = 2  # times: of 2 GiB that were read, 2 MiB are gone now and then
 RESIDENCY_FILES = 4096  # of more files than this, every k-th is looked at
