@@ -6,8 +6,9 @@ The folder is a checkout of Megatron-LM: its package lacks the tests. They are w
 NCCL and, most of them, eight ranks. Here eight processes run each test over gloo, and CUDA's names
 lead to the CPU. Each runs with the stock strategies of the format `torch_dist`, and again with
 `GDSSaveStrategy` and `GDSLoadStrategy` in their places. The exit status is 1 if a test passes with
-the stock ones alone. One that passes with neither says nothing about gdsdata: it needs a GPU, a
-package that is not there, or another torch. `--log FILE` says why a test did not pass.
+the stock ones alone, or if gdsdata wrote and read nothing. A test that passes with neither says
+nothing about gdsdata: it needs a GPU, a package that is not there, or another torch. `--log FILE`
+says why a test did not pass. Processes are forked where Megatron would spawn them.
 """
 
 import argparse
@@ -33,7 +34,8 @@ import typing_extensions
 RANKS, LIMIT_SECONDS, ATTEMPTS = 8, 60, 3
 NO_END = f"no end in {LIMIT_SECONDS} s"
 TESTS = "tests/unit_tests/dist_checkpointing"
-# The others want Transformer Engine, or test no strategy.
+# Left out: tests of models and optimizers, which want Transformer Engine or Apex, of local
+# checkpoints, and of Megatron's arguments.
 FILES = (
     "test_serialization.py", "test_torch_dist.py", "test_fully_parallel.py", "test_nonpersistent.py", "test_strict.py",
     "test_integrity.py", "test_replication.py", "test_global_metadata_reuse.py", "test_async_save.py",
@@ -95,16 +97,27 @@ def prepare(checkout):
 
 
 def use_gdsdata():
-    """Put gdsdata's strategies where Megatron's modules and tests have theirs."""
+    """Put gdsdata's strategies where Megatron's modules and tests have theirs.
+
+    Returns:
+        A list that grows with each plan that this process writes or reads by gdsdata.
+    """
     from megatron.core.dist_checkpointing.strategies import torch as strategies
 
+    from gdsdata import GDSStorageReader, GDSStorageWriter
     from gdsdata.integrations import megatron
+
+    served = []
+    for kind, name in ((GDSStorageWriter, "write_items"), (GDSStorageReader, "read_data")):
+        its = getattr(kind, name)
+        setattr(kind, name, lambda *given, its=its, name=name: (served.append(name), its(*given))[1])
 
     for stock, ours in STRATEGIES.items():
         replaced = getattr(strategies, stock)
         for name, module in list(sys.modules.items()):
             if name.startswith(("megatron.", "tests.")) and vars(module).get(stock) is replaced:
                 setattr(module, stock, getattr(megatron, ours))
+    return served
 
 
 class Recorder:
@@ -184,7 +197,8 @@ def run_test(checkout, name, strategies, folder):
     """Run a test on all ranks, each a new fork of this process.
 
     Returns:
-        "passed", "failed" or "skipped", and what ranks said if it did not pass.
+        "passed", "failed" or "skipped", what ranks said if it did not pass, and how many plans
+        gdsdata has written or read.
     """
     port = free_port()
 
@@ -201,27 +215,31 @@ def run_test(checkout, name, strategies, folder):
         os.environ.update(RANK=str(number), LOCAL_RANK=str(number))
         Utils.rank, Utils.world_size = number, RANKS
         Utils.initialize_distributed()  # A few tests leave that to one that ran before.
-        if strategies == "gdsdata":
-            use_gdsdata()
+        served = use_gdsdata() if strategies == "gdsdata" else []
         folder_of_tests = str(folder / "shared" / str(number))
         recorder = pytest_in(checkout, name, "--basetemp", folder_of_tests, meet=lambda: meet(number))
-        (folder / f"{number}.json").write_text(json.dumps(recorder.ended.get(name, ["failed", "it did not run"])))
+        ended = recorder.ended.get(name, ["failed", "it did not run"])
+        (folder / f"{number}.json").write_text(json.dumps([*ended, len(served)]))
 
     (folder / "shared").mkdir()
     wait_for([in_a_fork(lambda number=number: rank(number), folder / f"said{number}") for number in range(RANKS)])
     ended = []
     for number in range(RANKS):
         result = folder / f"{number}.json"
-        ended.append(json.loads(result.read_text()) if result.exists() else ["failed", NO_END])
-    outcomes = [outcome for outcome, _ in ended]
+        ended.append(json.loads(result.read_text()) if result.exists() else ["failed", NO_END, 0])
+    outcomes = [outcome for outcome, _, _ in ended]
     worst = next(outcome for outcome in ("failed", "skipped", "passed") if outcome in outcomes)
-    said = [f"rank {number}: {why}" for number, (outcome, why) in enumerate(ended) if outcome == worst and why]
-    return worst, "\n".join(said)
+    said = [f"rank {number}: {why}" for number, (outcome, why, _) in enumerate(ended) if outcome == worst and why]
+    return worst, "\n".join(said), sum(served for _, _, served in ended)
 
 
 def run_tests(checkout, files, strategies, log):
-    """Run tests with each of the strategies; return {name: {strategies: outcome}}."""
-    found = {}
+    """Run tests with each of the strategies.
+
+    Returns:
+        {name: {strategies: outcome}}, and how many plans gdsdata has written or read.
+    """
+    found, served = {}, 0
     with tempfile.TemporaryDirectory(prefix="gdsdata-megatron-") as temporary:
         for name in collected(checkout, [str(checkout / TESTS / file) for file in files], Path(temporary)):
             found[name] = {}
@@ -230,14 +248,16 @@ def run_tests(checkout, files, strategies, log):
                 # and fail, while the others wait for them.
                 for _ in range(ATTEMPTS):
                     with tempfile.TemporaryDirectory(dir=temporary) as folder:
-                        found[name][one], why = run_test(checkout, name, one, Path(folder))
+                        found[name][one], why, plans = run_test(checkout, name, one, Path(folder))
                     if NO_END not in why:
                         break
+                    print(f"{name}, {one}: {NO_END}", flush=True)
+                served += plans
                 if log and why:
                     with open(log, "a") as file:
                         print(f"--- {name}, {one}\n{why}\n", file=file)
             print(name.removeprefix(f"{TESTS}/"), *found[name].values(), flush=True)
-    return found
+    return found, served
 
 
 def main():
@@ -251,14 +271,16 @@ def main():
     if not (checkout / TESTS).is_dir():
         parser.error(f"{checkout} is no checkout of Megatron-LM: it has no folder {TESTS}")
     prepare(checkout)
-    found = run_tests(checkout, chosen.files, chosen.strategies, chosen.log)
+    found, served = run_tests(checkout, chosen.files, chosen.strategies, chosen.log)
     for one in chosen.strategies:
         outcomes = [ended[one] for ended in found.values()]
         print(f"{one}: {', '.join(f'{outcomes.count(kind)} {kind}' for kind in ('passed', 'failed', 'skipped'))}")
     worse = [name for name, ended in found.items() if ended.get("stock") == "passed" != ended.get("gdsdata", "passed")]
     for name in worse:
         print(f"passes with the stock strategies alone: {name}")
-    return 1 if worse else 0
+    if "gdsdata" in chosen.strategies:
+        print(f"gdsdata wrote or read {served} plans")
+    return 1 if worse or ("gdsdata" in chosen.strategies and not served) else 0
 
 
 if __name__ == "__main__":
