@@ -1,8 +1,8 @@
 """Fixtures and hooks of all tests.
 
-Tests marked `gpu` need a CUDA device. GDSDATA_REQUIRE_GPU=1 turns its absence into a failure. The
-guard against hangs is in pyproject.toml (timeout, faulthandler_timeout); a longer test is marked
-timeout(seconds).
+Tests marked `gpu` need a CUDA device. GDSDATA_REQUIRE_GPU=1 turns its absence into a failure, as
+GDSDATA_REQUIRE_BROWSER=1 does for tests with the fixture `browser`. The guard against hangs is in
+pyproject.toml (timeout, faulthandler_timeout); a longer test is marked timeout(seconds).
 """
 
 import functools
@@ -52,6 +52,15 @@ def fake_driver(tmp_path_factory):
     if shutil.which(os.environ.get("CXX", "c++").split()[0]) is None:
         pytest.skip("no C++ compiler is here to build the driver that stands in")
     return fake_gpu.build(tmp_path_factory.mktemp("fake_driver"))
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Run Chromium for a file of tests. Without one they are skipped, or fail (see browser.py)."""
+    import browser
+
+    with browser.chromium() as running:
+        yield running
 
 
 @pytest.fixture(scope="module", autouse=True)

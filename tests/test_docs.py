@@ -297,6 +297,16 @@ def test_the_site_refuses_a_page_that_names_what_is_not_there(text, make_site, t
     assert make_site.Site(tmp_path).page(ROOT / "docs" / "page.md", f"```text\n{text}\n```\n")
 
 
+@pytest.mark.parametrize("items", [1, 3])
+def test_the_site_refuses_a_diagram_whose_steps_are_not_those_of_its_list(items, make_site, tmp_path):
+    (tmp_path / "two.svg").write_text('<svg class="drawn"><g class="step"></g><g class="step"></g></svg>')
+    picture = f"![a way]({os.path.relpath(tmp_path, ROOT / 'docs')}/two.svg)\n\n"
+    other = "\n\n## Another way\n\n1. An item.\n"
+    with pytest.raises(make_site.Broken, match=f"has 2 steps, but the list below it has {items} items"):
+        make_site.Site(tmp_path).page(ROOT / "docs" / "page.md", picture + "1. An item.\n" * items + other)
+    assert make_site.Site(tmp_path).page(ROOT / "docs" / "page.md", picture + "1. An item.\n" * 2 + other)
+
+
 @pytest.mark.skipif(not (ROOT / "csrc").exists(), reason="not a checkout")
 def test_figures_and_diagrams_are_those_of_the_results(docs_scripts, tmp_path):
     import make_diagrams
