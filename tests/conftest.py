@@ -67,15 +67,10 @@ def browser():
 def own_stores():
     """Forget the stores, the objects and the cache of a file of tests: they hold for a process."""
     yield
-    if "gdsdata.storage.settings" not in sys.modules:
-        return
-    from gdsdata.io import remote_access
-    from gdsdata.storage import objects, settings, stores
+    if "gdsdata.storage.settings" in sys.modules:
+        from helpers import forget_stores
 
-    for kept in (stores._stores, stores._options, settings._options_of, objects._known, objects._listed):
-        kept.clear()
-    settings._folder_of_derived = None
-    remote_access.use_cache(None, None)
+        forget_stores()
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """The documentation's examples run, its commands exist, and its links lead somewhere."""
 
 import contextlib
+import dataclasses
 import doctest
 import json
 import os
@@ -15,8 +16,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers import forget_stores
 
 import gdsdata
+from gdsdata.checkpoint.background import checkpointer
 
 ROOT = Path(__file__).resolve().parent.parent
 if not (ROOT / "docs").exists():
@@ -28,6 +31,8 @@ WRITTEN = {*(ROOT / "docs" / "reference").glob("gdsdata*.md")}  # by `make refer
 PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")} - WRITTEN)
 BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SAMPLES = 130
+# The words after `python` (docs/internals/site.md), apart from `skip: the reason`.
+LEFT_OUT_ON_A_CPU, LEFT_OUT_ON_A_GPU = {"gpu"}, {"ranks", "bucket"}
 
 
 def name_of(page):
@@ -88,6 +93,9 @@ def readers_folder(tmp_path, monkeypatch):
     np.arange(64, dtype=np.uint8).tofile("samples.rec")
     Path("shards").mkdir()
     write_shard("shards/a.tar")
+    Path("volumes").mkdir()
+    for i in range(16):
+        np.save(f"volumes/{i}.npy", np.full((2, 3), i, np.float32))
 
 
 def known_to_readers(device):
@@ -98,16 +106,57 @@ def known_to_readers(device):
     optimizer.step()
     tokens = gdsdata.formats.Tokens("uint16", seq_len=1024)
     dataset = gdsdata.GDSDataset("train.bin", 8, tokens, device=device)
-    return {"gdsdata": gdsdata, "torch": torch, "model": model, "optimizer": optimizer, "dataset": dataset}
+    known = {"gdsdata": gdsdata, "torch": torch, "model": model, "optimizer": optimizer}
+    return {**known, "dataset": dataset, "ds": dataset}
 
 
-def run_examples(page, device):
+@contextlib.contextmanager
+def one_rank(known):
+    """Be the only rank of a group, with a mesh."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        dimensions = ("dp", "replicate", "tp")
+        known["mesh"] = torch.distributed.init_device_mesh("cpu", (1, 1, 1), mesh_dim_names=dimensions)
+        yield
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.fixture
+def bucket(seaweedfs, monkeypatch, tmp_path):
+    """Have the objects that the pages mention in s3://bucket/, and a profile for its server."""
+    server = dataclasses.replace(seaweedfs, bucket="bucket")
+    server.client.create_bucket(Bucket="bucket")
+    for i in range(4):
+        server.put(f"train/{i}.tar", Path("shards/a.tar").read_bytes())
+    tensors = {"0.weight": torch.ones(4, 4), "0.bias": torch.ones(4)}
+    gdsdata.save(tensors, "model-1.safetensors")
+    server.put("llama/model-1.safetensors", Path("model-1.safetensors").read_bytes())
+    index = {"metadata": {}, "weight_map": dict.fromkeys(tensors, "model-1.safetensors")}
+    server.put("llama/model.safetensors.index.json", json.dumps(index).encode())
+    (tmp_path / "credentials").write_text(
+        f"[training]\naws_access_key_id={server.access_key}\naws_secret_access_key={server.secret_key}\n"
+    )
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    for name, value in server.environment().items():
+        monkeypatch.setenv(name, value)
+    yield server
+    for key in server.names():
+        server.delete(key)
+    server.client.delete_bucket(Bucket="bucket")
+    forget_stores()
+
+
+def run_examples(page, device, server=None):
     known, shown = known_to_readers(device), outputs(page)
     torch.manual_seed(0)
     for how, code in blocks(page, "python"):
-        if how.startswith("skip") or (how == "gpu" and device == "cpu"):
+        if how.startswith("skip") or how in (LEFT_OUT_ON_A_CPU if device == "cpu" else LEFT_OUT_ON_A_GPU):
             continue
-        with contextlib.redirect_stdout(StringIO()) as printed:
+        if how == "bucket":
+            code = code.replace('"/nvme/', '"nvme/').replace("http://localhost:8333", server.endpoint_url)
+        group = one_rank(known) if how == "ranks" else contextlib.nullcontext()
+        with contextlib.redirect_stdout(StringIO()) as printed, group:
             exec(compile(code, str(page), "exec"), known)
         line = len(code) - len(code.lstrip("\n"))
         if line in shown and device == "cpu":
@@ -122,15 +171,24 @@ def assert_prints(printed, shown):
 
 @pytest.mark.parametrize("page", PAGES_WITH_EXAMPLES, ids=name_of)
 @pytest.mark.filterwarnings("ignore::UserWarning:torch")
-def test_examples_of_a_page_run_from_top_to_bottom(page, readers_folder, monkeypatch):
+def test_examples_of_a_page_run_from_top_to_bottom(page, readers_folder, monkeypatch, request, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    run_examples(page, "cpu")
+    monkeypatch.setattr(checkpointer, "DEFAULT_BASE", str(tmp_path))
+    uses_bucket = any(how == "bucket" for how, _ in blocks(page, "python"))
+    run_examples(page, "cpu", request.getfixturevalue("bucket") if uses_bucket else None)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("page", PAGES_WITH_EXAMPLES, ids=name_of)
 def test_examples_of_a_page_run_on_a_gpu(page, readers_folder):
     run_examples(page, "cuda")
+
+
+def test_every_block_that_is_skipped_says_why():
+    hows = [(name_of(page), how) for page in PAGES for how, _ in blocks(page, "python")]
+    known = {"", *LEFT_OUT_ON_A_CPU, *LEFT_OUT_ON_A_GPU}
+    others = [one for one in hows if one[1] not in known]
+    assert len(others) > 10 and [one for one in others if not re.fullmatch(r"skip: \S+ \w.*", one[1])] == []
 
 
 def test_examples_are_found_and_an_error_in_one_has_its_line(tmp_path):
