@@ -1,8 +1,10 @@
 """The documentation's examples run, its commands exist, and its links lead somewhere."""
 
+import ast
 import contextlib
 import dataclasses
 import doctest
+import importlib
 import json
 import os
 import re
@@ -382,11 +384,67 @@ def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 160
 
 
-@pytest.mark.parametrize("module", [gdsdata, gdsdata.formats])
-def test_the_reference_has_every_public_name(module, reference):
-    page = (reference / f"{module.__name__}.md").read_text()
-    names = [name for name in module.__all__ if not isinstance(getattr(module, name), type(gdsdata))]
-    assert set(re.findall(r"^## `(\w+)`$", page, re.MULTILINE)) == set(names)
+PACKAGE = Path(gdsdata.__file__).parent
+FRAMEWORKS = [
+    path.stem for path in sorted((PACKAGE / "integrations").glob("*.py")) if "\n__all__ = [" in path.read_text()
+]
+PUBLIC = ["gdsdata", "gdsdata.decoders", "gdsdata.errors", "gdsdata.formats", "gdsdata.observe.live"]
+PUBLIC += ["gdsdata.safetensors", *(f"gdsdata.integrations.{one}" for one in FRAMEWORKS)]
+
+
+def public_names(module):
+    """Return the names in a module's `__all__`, or those it defines, without importing it."""
+    path = PACKAGE.parent.joinpath(*module.split("."))
+    tree = ast.parse((path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text())
+    for statement in tree.body:
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "__all__":
+            return set(ast.literal_eval(statement.value))
+    defined = {one.name for one in tree.body if isinstance(one, ast.FunctionDef | ast.ClassDef)}
+    return {name for name in defined if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_the_reference_has_every_public_name_of_a_module(module, reference):
+    names = {name for name in public_names(module) if f"{module}.{name}" not in PUBLIC}
+    page = (reference / f"{module}.md").read_text()
+    assert set(re.findall(r"^## `(\w+)`$", page, re.MULTILINE)) == names != set()
+
+
+def test_the_reference_has_the_public_modules_and_no_others(reference):
+    assert {path.stem for path in reference.glob("*.md")} == set(PUBLIC) and len(FRAMEWORKS) > 10
+
+
+def imports_of(codes):
+    """Return (module, name) of what code imports from gdsdata by name."""
+    found = [one for code in codes for one in ast.walk(ast.parse(code)) if isinstance(one, ast.ImportFrom)]
+    return {(one.module, name.name) for one in found if one.module.startswith("gdsdata") for name in one.names}
+
+
+def test_pages_and_examples_import_only_what_is_public():
+    for_formats = imports_of(code for _, code in blocks(ROOT / "docs/internals/how-to-add-a-format.md", "python"))
+    pages = [page for page in PAGES if page.parent.name in ("guide", "migrate")]
+    imports = imports_of(code for page in pages for _, code in blocks(page, "python"))
+    imports |= imports_of(path.read_text() for path in (ROOT / "examples").rglob("*.py"))
+    imports -= {("gdsdata.bench.harness", "seaweedfs")}  # a server that an example starts for itself
+    public = {(m, name) for m in PUBLIC for name in public_names(m)} | {tuple(m.rsplit(".", 1)) for m in PUBLIC[1:]}
+    assert len(imports & public) > 10 and imports - public - for_formats == set()
+    assert [one for one in for_formats if not getattr(importlib.import_module(one[0]), one[1]).__doc__] == []
+
+
+@pytest.mark.parametrize(
+    "path", ["gdsdata.io.options.EngineOptions", "gdsdata.integrations.composer.Loader.batch_size"]
+)
+def test_a_public_name_or_property_without_a_docstring_is_refused(path, docs_scripts):
+    import griffe
+    import make_reference
+
+    loader = griffe.GriffeLoader(search_paths=[ROOT], docstring_parser="google")
+    package = loader.load("gdsdata")
+    loader.resolve_aliases(implicit=False)
+    modules = [package, package["integrations.composer"]]
+    assert [name for module in modules for name in make_reference.undocumented(module)] == []
+    package[path.removeprefix("gdsdata.")].docstring = None
+    assert [name for module in modules for name in make_reference.undocumented(module)] == [path]
 
 
 def test_the_reference_has_docstrings_and_every_error(reference):

@@ -11,6 +11,8 @@ from accelerate.utils import send_to_device
 
 from gdsdata.data.batch_dataset import BatchDataset
 
+__all__ = ["prepare"]
+
 
 def prepare(accelerator: Accelerator, dataset: BatchDataset) -> Loader:
     """Return a loader of a data set for a training loop, in the place of ``accelerator.prepare``.

@@ -13,6 +13,8 @@ from composer.utils import reproducibility
 
 from gdsdata.data.batch_dataset import BatchDataset
 
+__all__ = ["Loader"]
+
 
 class Loader(Callback):  # type: ignore[misc]  # Composer declares no types that mypy finds
     """The training data of a Composer Trainer: its ``train_dataloader``, and a callback.

@@ -14,6 +14,8 @@ from gdsdata.checkpoint.hooks import torch_hooks
 from gdsdata.collective.agreement import Agreement, group_of
 from gdsdata.io.options import EngineOptions
 
+__all__ = ["GDSCheckpointEngine", "use"]
+
 # DeepSpeed copies what it has offloaded to NVMe below this folder of a checkpoint.
 _COPIES = "offloaded_tensors"
 

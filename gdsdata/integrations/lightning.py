@@ -18,6 +18,8 @@ from gdsdata.checkpoint.urls import is_url, joined, plain_path, store_and_key
 from gdsdata.io.options import EngineOptions
 from gdsdata.storage.store import ObjectInfo
 
+__all__ = ["GDSCheckpointIO"]
+
 
 class GDSCheckpointIO(CheckpointIO):
     """Saves and loads checkpoints by `gdsdata.save` and `gdsdata.load`.

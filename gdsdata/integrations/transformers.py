@@ -24,6 +24,8 @@ from gdsdata.io import engine
 from gdsdata.storage.fork_safe import ForkSafeLock
 from gdsdata.storage.store import ObjectInfo
 
+__all__ = ["from_pretrained", "hooks", "save_pretrained"]
+
 _FILES_AT_A_TIME, _CLOCK_STEP_S = 16, 10.0  # a file server's clock may be behind
 # Weights that transformers cannot use beside safetensors, or that it reads by other libraries.
 _OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".gguf", ".npz", ".tflite")
