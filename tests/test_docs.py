@@ -380,6 +380,12 @@ def test_figures_and_diagrams_are_those_of_the_results(docs_scripts, tmp_path):
     assert {path.name for path in drawn} == {"figures.md"} | {p.name for p in (ROOT / "docs" / "figures").iterdir()}
 
 
+def test_every_question_cites_an_issue_thread():
+    questions = re.split(r"^### ", (ROOT / "docs" / "faq.md").read_text(), flags=re.MULTILINE)[1:]
+    thread = re.compile(r"\]\(https://github\.com/[\w-]+/[\w-]+/(?:issues|pull)/\d+\)")
+    assert len(questions) > 15 and [one.splitlines()[0] for one in questions if not thread.search(one)] == []
+
+
 def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 160
 
