@@ -86,8 +86,8 @@ test-dali: $(READY) build/.dali  ## the page about DALI's pipelines and the adap
 	@build/dali/bin/python -m pytest tests/test_dali.py tests/test_migrate.py -k dali $(ARGS)
 
 .PHONY: test-site
-test-site: $(READY) build/.browser  ## build the documentation site and look at it in Chromium: build/site-shots
-	@build/docs/bin/python -m pytest -m slow tests/test_site.py $(ARGS)
+test-site: $(READY) build/.browser  ## build the documentation site; look at it, and at the page of the live view, in Chromium: build/site-shots
+	@GDSDATA_REQUIRE_BROWSER=1 build/docs/bin/python -m pytest -m slow tests/test_site.py tests/test_top_page.py $(ARGS)
 
 .PHONY: lint
 lint: $(READY)  ## ruff, clang-format, mypy and the prose check; make format mends what the first two can mend

@@ -2,9 +2,9 @@
 
 python docs/make_reference.py [FOLDER]    # FOLDER: docs/reference
 
-It reads the sources and imports nothing of them. The exit status is 1 if a public name, or a
-public method of one, has no docstring. Methods of classes that inherit from torch's may be torch's,
-whose documentation holds for them.
+It reads the sources and imports nothing of them, so no framework has to be there. The exit status
+is 1 if a public name has no docstring, or a public method or property of one. Methods of classes
+that inherit from torch's may be torch's, whose documentation holds for them.
 """
 
 import logging
@@ -16,8 +16,20 @@ import griffe
 from griffe2md import render_object_docs
 
 DOCS = Path(__file__).resolve().parent
-# Public modules (docs/policies.md): their names are in `__all__`, except for the exceptions.
-MODULES = ("gdsdata", "gdsdata.formats", "gdsdata.decoders", "gdsdata.safetensors", "gdsdata.errors")
+# Public modules (docs/policies.md). `__all__` has their names, except those of decoders and errors.
+FRAMEWORKS = (
+    "accelerate", "composer", "dali", "deepspeed", "hf_trainer", "lightning", "lightning_async", "megatron",
+    "megatron_data", "sglang", "torchtitan", "torchtitan_data", "transformers", "vllm",
+)  # fmt: skip
+MODULES = (
+    "gdsdata",
+    "gdsdata.formats",
+    "gdsdata.decoders",
+    "gdsdata.safetensors",
+    "gdsdata.errors",
+    "gdsdata.observe.live",
+    *(f"gdsdata.integrations.{framework}" for framework in FRAMEWORKS),
+)
 CONFIG = {
     "heading_level": 2,
     "members_order": "source",
@@ -42,18 +54,20 @@ def target_of(one: griffe.Object | griffe.Alias) -> griffe.Object:
 
 
 def undocumented(module: griffe.Module) -> list[str]:
-    """Return the public names of a module, and their public methods, that have no docstring."""
+    """Return the public names, and their methods and properties, that have no docstring."""
     lacking = []
     for name in public_names(module):
         one = target_of(module[name])
         inherits = one.is_class and any(getattr(base, "canonical_path", "").startswith("torch.") for base in one.bases)
-        methods = () if inherits else filter(is_public_method, one.members.values())
-        lacking += [target.path for target in (one, *methods) if not target.docstring]
+        members = () if inherits else filter(is_public_member, one.members.values())
+        lacking += [target.path for target in (one, *members) if not target.docstring]
     return lacking
 
 
-def is_public_method(member: griffe.Object | griffe.Alias) -> bool:
-    return member.is_function and member.is_public and not member.name.startswith("_")
+def is_public_member(member: griffe.Object | griffe.Alias) -> bool:
+    """Return whether a member of a class is a public method or property."""
+    is_property = member.is_attribute and "property" in member.labels
+    return (member.is_function or is_property) and member.is_public and not member.name.startswith("_")
 
 
 def page_of(module: griffe.Module, places: dict[str, str]) -> str:

@@ -11,7 +11,8 @@ build/docs-source, with three changes, before Sphinx makes HTML of it:
 - A picture (.svg) is put into the page, so that its colors follow the page's.
 
 The order of the pages is that of the tables in docs/README.md. It is an error if a link or a path
-leads nowhere; so are all warnings of Sphinx.
+leads nowhere, or if a diagram's steps are not those of the list below it; so are all warnings of
+Sphinx.
 """
 
 import os
@@ -104,7 +105,9 @@ class Site:
 
         def change(found: re.Match[str]) -> str:
             if found["picture"]:
-                return drawing((file.parent / found["file"]).resolve(), found["text"])
+                picture = drawing((file.parent / found["file"]).resolve(), found["text"])
+                check_steps(picture, text[found.end() :], f"{file.relative_to(ROOT)}: {found['file']}")
+                return picture
             if found["target"]:
                 return f"]({self.link(file, place, found['target'])})"
             if found["code"] and (path := PATH.fullmatch(found["code"])):
@@ -143,6 +146,15 @@ def drawing(file: Path, text: str) -> str:
     svg = svg.replace("<svg ", f'<svg role="img" aria-label="{escape(" ".join(text.split()), quote=True)}" ', 1)
     kind = "drawing" if 'class="drawn"' in svg else "picture"
     return f'```{{raw}} html\n<figure class="{kind}" id="{file.stem}">\n{svg}\n</figure>\n```'
+
+
+def check_steps(picture: str, below: str, where: str) -> None:
+    """Refuse a diagram whose steps are not those of the ordered list in the section below it."""
+    steps = picture.count('class="step"')
+    section = re.split(r"^#+ ", below, maxsplit=1, flags=re.MULTILINE)[0]
+    items = len(re.findall(r"^\d+\. ", section, re.MULTILINE))
+    if steps and items != steps:
+        raise Broken(f"{where} has {steps} steps, but the list below it has {items} items: each needs the other")
 
 
 # ------------------------------------------------------------------------------------------------------- navigation

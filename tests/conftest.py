@@ -1,8 +1,8 @@
 """Fixtures and hooks of all tests.
 
-Tests marked `gpu` need a CUDA device. GDSDATA_REQUIRE_GPU=1 turns its absence into a failure. The
-guard against hangs is in pyproject.toml (timeout, faulthandler_timeout); a longer test is marked
-timeout(seconds).
+Tests marked `gpu` need a CUDA device. GDSDATA_REQUIRE_GPU=1 turns its absence into a failure, as
+GDSDATA_REQUIRE_BROWSER=1 does for tests with the fixture `browser`. The guard against hangs is in
+pyproject.toml (timeout, faulthandler_timeout); a longer test is marked timeout(seconds).
 """
 
 import functools
@@ -54,19 +54,23 @@ def fake_driver(tmp_path_factory):
     return fake_gpu.build(tmp_path_factory.mktemp("fake_driver"))
 
 
+@pytest.fixture(scope="module")
+def browser():
+    """Run Chromium for a file of tests. Without one they are skipped, or fail (see browser.py)."""
+    import browser
+
+    with browser.chromium() as running:
+        yield running
+
+
 @pytest.fixture(scope="module", autouse=True)
 def own_stores():
     """Forget the stores, the objects and the cache of a file of tests: they hold for a process."""
     yield
-    if "gdsdata.storage.settings" not in sys.modules:
-        return
-    from gdsdata.io import remote_access
-    from gdsdata.storage import objects, settings, stores
+    if "gdsdata.storage.settings" in sys.modules:
+        from helpers import forget_stores
 
-    for kept in (stores._stores, stores._options, settings._options_of, objects._known, objects._listed):
-        kept.clear()
-    settings._folder_of_derived = None
-    remote_access.use_cache(None, None)
+        forget_stores()
 
 
 @pytest.fixture

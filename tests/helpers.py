@@ -336,6 +336,17 @@ def eventually(condition: Callable[[], bool], timeout_s: float = 5) -> bool:
 GROUPS = {"sharding": gdsdata.Sharding, "fields": gdsdata.Fields, "reading": gdsdata.Reading}
 
 
+def forget_stores() -> None:
+    """Forget the stores, the objects and the cache of this process."""
+    from gdsdata.io import remote_access
+    from gdsdata.storage import objects, settings, stores
+
+    for kept in (stores._stores, stores._options, settings._options_of, objects._known, objects._listed):
+        kept.clear()
+    settings._folder_of_derived = None
+    remote_access.use_cache(None, None)
+
+
 def grouped(arguments: dict) -> dict:
     """Put arguments of GDSDataset into their groups. A test's parameters name them alone."""
     by_group = {

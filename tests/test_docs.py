@@ -1,7 +1,10 @@
 """The documentation's examples run, its commands exist, and its links lead somewhere."""
 
+import ast
 import contextlib
+import dataclasses
 import doctest
+import importlib
 import json
 import os
 import re
@@ -15,8 +18,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers import forget_stores
 
 import gdsdata
+from gdsdata.checkpoint.background import checkpointer
 
 ROOT = Path(__file__).resolve().parent.parent
 if not (ROOT / "docs").exists():
@@ -28,6 +33,8 @@ WRITTEN = {*(ROOT / "docs" / "reference").glob("gdsdata*.md")}  # by `make refer
 PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")} - WRITTEN)
 BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SAMPLES = 130
+# The words after `python` (docs/internals/site.md), apart from `skip: the reason`.
+LEFT_OUT_ON_A_CPU, LEFT_OUT_ON_A_GPU = {"gpu"}, {"ranks", "bucket"}
 
 
 def name_of(page):
@@ -88,6 +95,9 @@ def readers_folder(tmp_path, monkeypatch):
     np.arange(64, dtype=np.uint8).tofile("samples.rec")
     Path("shards").mkdir()
     write_shard("shards/a.tar")
+    Path("volumes").mkdir()
+    for i in range(16):
+        np.save(f"volumes/{i}.npy", np.full((2, 3), i, np.float32))
 
 
 def known_to_readers(device):
@@ -98,16 +108,57 @@ def known_to_readers(device):
     optimizer.step()
     tokens = gdsdata.formats.Tokens("uint16", seq_len=1024)
     dataset = gdsdata.GDSDataset("train.bin", 8, tokens, device=device)
-    return {"gdsdata": gdsdata, "torch": torch, "model": model, "optimizer": optimizer, "dataset": dataset}
+    known = {"gdsdata": gdsdata, "torch": torch, "model": model, "optimizer": optimizer}
+    return {**known, "dataset": dataset, "ds": dataset}
 
 
-def run_examples(page, device):
+@contextlib.contextmanager
+def one_rank(known):
+    """Be the only rank of a group, with a mesh."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        dimensions = ("dp", "replicate", "tp")
+        known["mesh"] = torch.distributed.init_device_mesh("cpu", (1, 1, 1), mesh_dim_names=dimensions)
+        yield
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.fixture
+def bucket(seaweedfs, monkeypatch, tmp_path):
+    """Have the objects that the pages mention in s3://bucket/, and a profile for its server."""
+    server = dataclasses.replace(seaweedfs, bucket="bucket")
+    server.client.create_bucket(Bucket="bucket")
+    for i in range(4):
+        server.put(f"train/{i}.tar", Path("shards/a.tar").read_bytes())
+    tensors = {"0.weight": torch.ones(4, 4), "0.bias": torch.ones(4)}
+    gdsdata.save(tensors, "model-1.safetensors")
+    server.put("llama/model-1.safetensors", Path("model-1.safetensors").read_bytes())
+    index = {"metadata": {}, "weight_map": dict.fromkeys(tensors, "model-1.safetensors")}
+    server.put("llama/model.safetensors.index.json", json.dumps(index).encode())
+    (tmp_path / "credentials").write_text(
+        f"[training]\naws_access_key_id={server.access_key}\naws_secret_access_key={server.secret_key}\n"
+    )
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    for name, value in server.environment().items():
+        monkeypatch.setenv(name, value)
+    yield server
+    for key in server.names():
+        server.delete(key)
+    server.client.delete_bucket(Bucket="bucket")
+    forget_stores()
+
+
+def run_examples(page, device, server=None):
     known, shown = known_to_readers(device), outputs(page)
     torch.manual_seed(0)
     for how, code in blocks(page, "python"):
-        if how.startswith("skip") or (how == "gpu" and device == "cpu"):
+        if how.startswith("skip") or how in (LEFT_OUT_ON_A_CPU if device == "cpu" else LEFT_OUT_ON_A_GPU):
             continue
-        with contextlib.redirect_stdout(StringIO()) as printed:
+        if how == "bucket":
+            code = code.replace('"/nvme/', '"nvme/').replace("http://localhost:8333", server.endpoint_url)
+        group = one_rank(known) if how == "ranks" else contextlib.nullcontext()
+        with contextlib.redirect_stdout(StringIO()) as printed, group:
             exec(compile(code, str(page), "exec"), known)
         line = len(code) - len(code.lstrip("\n"))
         if line in shown and device == "cpu":
@@ -122,15 +173,24 @@ def assert_prints(printed, shown):
 
 @pytest.mark.parametrize("page", PAGES_WITH_EXAMPLES, ids=name_of)
 @pytest.mark.filterwarnings("ignore::UserWarning:torch")
-def test_examples_of_a_page_run_from_top_to_bottom(page, readers_folder, monkeypatch):
+def test_examples_of_a_page_run_from_top_to_bottom(page, readers_folder, monkeypatch, request, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    run_examples(page, "cpu")
+    monkeypatch.setattr(checkpointer, "DEFAULT_BASE", str(tmp_path))
+    uses_bucket = any(how == "bucket" for how, _ in blocks(page, "python"))
+    run_examples(page, "cpu", request.getfixturevalue("bucket") if uses_bucket else None)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("page", PAGES_WITH_EXAMPLES, ids=name_of)
 def test_examples_of_a_page_run_on_a_gpu(page, readers_folder):
     run_examples(page, "cuda")
+
+
+def test_every_block_that_is_skipped_says_why():
+    hows = [(name_of(page), how) for page in PAGES for how, _ in blocks(page, "python")]
+    known = {"", *LEFT_OUT_ON_A_CPU, *LEFT_OUT_ON_A_GPU}
+    others = [one for one in hows if one[1] not in known]
+    assert len(others) > 10 and [one for one in others if not re.fullmatch(r"skip: \S+ \w.*", one[1])] == []
 
 
 def test_examples_are_found_and_an_error_in_one_has_its_line(tmp_path):
@@ -297,6 +357,16 @@ def test_the_site_refuses_a_page_that_names_what_is_not_there(text, make_site, t
     assert make_site.Site(tmp_path).page(ROOT / "docs" / "page.md", f"```text\n{text}\n```\n")
 
 
+@pytest.mark.parametrize("items", [1, 3])
+def test_the_site_refuses_a_diagram_whose_steps_are_not_those_of_its_list(items, make_site, tmp_path):
+    (tmp_path / "two.svg").write_text('<svg class="drawn"><g class="step"></g><g class="step"></g></svg>')
+    picture = f"![a way]({os.path.relpath(tmp_path, ROOT / 'docs')}/two.svg)\n\n"
+    other = "\n\n## Another way\n\n1. An item.\n"
+    with pytest.raises(make_site.Broken, match=f"has 2 steps, but the list below it has {items} items"):
+        make_site.Site(tmp_path).page(ROOT / "docs" / "page.md", picture + "1. An item.\n" * items + other)
+    assert make_site.Site(tmp_path).page(ROOT / "docs" / "page.md", picture + "1. An item.\n" * 2 + other)
+
+
 @pytest.mark.skipif(not (ROOT / "csrc").exists(), reason="not a checkout")
 def test_figures_and_diagrams_are_those_of_the_results(docs_scripts, tmp_path):
     import make_diagrams
@@ -310,15 +380,77 @@ def test_figures_and_diagrams_are_those_of_the_results(docs_scripts, tmp_path):
     assert {path.name for path in drawn} == {"figures.md"} | {p.name for p in (ROOT / "docs" / "figures").iterdir()}
 
 
+def test_every_question_cites_an_issue_thread():
+    questions = re.split(r"^### ", (ROOT / "docs" / "faq.md").read_text(), flags=re.MULTILINE)[1:]
+    thread = re.compile(r"\]\(https://github\.com/[\w-]+/[\w-]+/(?:issues|pull)/\d+\)")
+    assert len(questions) > 15 and [one.splitlines()[0] for one in questions if not thread.search(one)] == []
+
+
 def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 160
 
 
-@pytest.mark.parametrize("module", [gdsdata, gdsdata.formats])
-def test_the_reference_has_every_public_name(module, reference):
-    page = (reference / f"{module.__name__}.md").read_text()
-    names = [name for name in module.__all__ if not isinstance(getattr(module, name), type(gdsdata))]
-    assert set(re.findall(r"^## `(\w+)`$", page, re.MULTILINE)) == set(names)
+PACKAGE = Path(gdsdata.__file__).parent
+FRAMEWORKS = [
+    path.stem for path in sorted((PACKAGE / "integrations").glob("*.py")) if "\n__all__ = [" in path.read_text()
+]
+PUBLIC = ["gdsdata", "gdsdata.decoders", "gdsdata.errors", "gdsdata.formats", "gdsdata.observe.live"]
+PUBLIC += ["gdsdata.safetensors", *(f"gdsdata.integrations.{one}" for one in FRAMEWORKS)]
+
+
+def public_names(module):
+    """Return the names in a module's `__all__`, or those it defines, without importing it."""
+    path = PACKAGE.parent.joinpath(*module.split("."))
+    tree = ast.parse((path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text())
+    for statement in tree.body:
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "__all__":
+            return set(ast.literal_eval(statement.value))
+    defined = {one.name for one in tree.body if isinstance(one, ast.FunctionDef | ast.ClassDef)}
+    return {name for name in defined if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_the_reference_has_every_public_name_of_a_module(module, reference):
+    names = {name for name in public_names(module) if f"{module}.{name}" not in PUBLIC}
+    page = (reference / f"{module}.md").read_text()
+    assert set(re.findall(r"^## `(\w+)`$", page, re.MULTILINE)) == names != set()
+
+
+def test_the_reference_has_the_public_modules_and_no_others(reference):
+    assert {path.stem for path in reference.glob("*.md")} == set(PUBLIC) and len(FRAMEWORKS) > 10
+
+
+def imports_of(codes):
+    """Return (module, name) of what code imports from gdsdata by name."""
+    found = [one for code in codes for one in ast.walk(ast.parse(code)) if isinstance(one, ast.ImportFrom)]
+    return {(one.module, name.name) for one in found if one.module.startswith("gdsdata") for name in one.names}
+
+
+def test_pages_and_examples_import_only_what_is_public():
+    for_formats = imports_of(code for _, code in blocks(ROOT / "docs/internals/how-to-add-a-format.md", "python"))
+    pages = [page for page in PAGES if page.parent.name in ("guide", "migrate")]
+    imports = imports_of(code for page in pages for _, code in blocks(page, "python"))
+    imports |= imports_of(path.read_text() for path in (ROOT / "examples").rglob("*.py"))
+    imports -= {("gdsdata.bench.harness", "seaweedfs")}  # a server that an example starts for itself
+    public = {(m, name) for m in PUBLIC for name in public_names(m)} | {tuple(m.rsplit(".", 1)) for m in PUBLIC[1:]}
+    assert len(imports & public) > 10 and imports - public - for_formats == set()
+    assert [one for one in for_formats if not getattr(importlib.import_module(one[0]), one[1]).__doc__] == []
+
+
+@pytest.mark.parametrize(
+    "path", ["gdsdata.io.options.EngineOptions", "gdsdata.integrations.composer.Loader.batch_size"]
+)
+def test_a_public_name_or_property_without_a_docstring_is_refused(path, docs_scripts):
+    import griffe
+    import make_reference
+
+    loader = griffe.GriffeLoader(search_paths=[ROOT], docstring_parser="google")
+    package = loader.load("gdsdata")
+    loader.resolve_aliases(implicit=False)
+    modules = [package, package["integrations.composer"]]
+    assert [name for module in modules for name in make_reference.undocumented(module)] == []
+    package[path.removeprefix("gdsdata.")].docstring = None
+    assert [name for module in modules for name in make_reference.undocumented(module)] == [path]
 
 
 def test_the_reference_has_docstrings_and_every_error(reference):

@@ -3,39 +3,28 @@
 Screenshots of all pages are in build/site-shots.
 """
 
+import contextlib
 import functools
 import http.server
-import shutil
+import re
 import subprocess
 import threading
 from pathlib import Path
 
 import pytest
-
-playwright = pytest.importorskip("playwright.sync_api", reason="`make test-site` installs playwright")
+from browser import SHOTS, STICKING_OUT, lacks, window
 
 ROOT = Path(__file__).resolve().parent.parent
 SITE = ROOT / "build" / "site"
-SHOTS = ROOT / "build" / "site-shots"
 BUILDER = ROOT / "build" / "docs" / "bin" / "python"
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium: install the package of that name"),
-    pytest.mark.skipif(not BUILDER.exists(), reason="`make docs` installs what builds the site"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 WIDE, PHONE = (1440, 900), (390, 844)
+DIAGRAMS = [
+    ("batch", "Order Plan Extents Engine Ring Consumer"),
+    ("checkpoint", "Stage Write Sync Rename Agree Manifest Remove"),
+]
 LOADED_BY_SCRIPT = "[...document.images].filter(i => !i.complete || i.naturalWidth === 0).map(i => i.src)"
-# Content that sticks out of the window, unless something around it scrolls or hides it.
-STICKING_OUT = """() => {
-  const wide = document.documentElement.clientWidth;
-  if (document.documentElement.scrollWidth <= wide) return [];
-  return [...document.querySelectorAll("body *")]
-    .filter(e => e.getBoundingClientRect().right > wide + 1 && e.children.length === 0)
-    .slice(0, 5).map(e => e.outerHTML.slice(0, 120));
-}"""
 # Text of a drawing that lies outside of it, or over another text.
 BAD_TEXT = """() => [...document.querySelectorAll("svg.drawn")].flatMap(svg => {
   const texts = [...svg.querySelectorAll("text")].map(t => [t.textContent, t.getBBox()]);
@@ -52,10 +41,16 @@ class Handler(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *_):
         pass
 
+    def copyfile(self, *files):
+        with contextlib.suppress(ConnectionError):  # a page that is left before all of it has come
+            super().copyfile(*files)
+
 
 @pytest.fixture(scope="module")
-def site():
+def site(browser):
     """Build the site, and serve it on this machine."""
+    if not BUILDER.exists():
+        lacks("there is no build/docs: `make docs` installs what builds the site")
     built = subprocess.run([BUILDER, ROOT / "docs" / "make_site.py"], capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
     serve = functools.partial(Handler, directory=str(SITE))
@@ -65,28 +60,18 @@ def site():
         server.shutdown()
 
 
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as started:
-        found = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield found
-        found.close()
-
-
 @pytest.fixture
 def page_of(browser):
     """Return a function that opens an empty page of a size and a color scheme."""
-    contexts = []
+    opened = []
 
     def open_page(size, scheme="light"):
-        width, height = size
-        context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
-        contexts.append(context)
-        return context.new_page()
+        opened.append(window(browser, size, scheme))
+        return opened[-1]
 
     yield open_page
-    for context in contexts:
-        context.close()
+    for page in opened:
+        page.context.close()
 
 
 def pages():
@@ -133,16 +118,24 @@ def test_drawings_follow_the_switch_of_light_and_dark(site, page_of):
     assert brightness(page, "body", "backgroundColor") < 60 and brightness(page, title, "fill") > 180
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [WIDE, PHONE], ids=["wide", "phone"])
-def test_the_search_finds_a_word(size, site, page_of):
-    page = page_of(size)
+def test_the_search_finds_a_word_and_its_results_can_be_read(size, scheme, site, page_of):
+    page = page_of(size, scheme)
     page.goto(f"{site}/index.html")
     if size == PHONE:
         page.locator("label.nav-overlay-icon:visible").first.click()
     page.locator("input.sidebar-search").fill("manifest")
     page.keyboard.press("Enter")
-    page.locator("#search-results li a").first.wait_for()
+    page.locator("#search-results li p.context").first.wait_for()
+    page.locator("#search-results p.search-summary", has_text="found").wait_for()
+    page.screenshot(path=SHOTS / f"{size[0]}-{scheme}" / "search.png")
     assert page.locator("#search-results li a", has_text="heckpoint").count() > 0
+    assert page.evaluate(STICKING_OUT) == []
+    back = brightness(page, "body", "backgroundColor")
+    assert back < 60 if scheme == "dark" else back > 200
+    for words in ("#search-results li a", "#search-results li p.context"):
+        assert abs(brightness(page, words, "color") - back) > 80
 
 
 def test_the_search_works_from_files_without_a_server(site, page_of):
@@ -185,15 +178,43 @@ def test_the_keyboard_opens_the_navigation_of_a_phone(site, page_of):
     page.locator("#search-results li a").first.wait_for()
 
 
-def test_a_diagram_goes_step_by_step_with_the_keyboard(site, page_of):
-    page = page_of(PHONE)
+@pytest.mark.parametrize(("name", "titles"), DIAGRAMS)
+def test_a_diagram_goes_step_by_step_with_the_keyboard(name, titles, site, page_of):
+    page, titles = page_of(PHONE), titles.split()
     page.goto(f"{site}/how-it-works.html")
-    drawing = page.locator("figure#batch")
+    drawing = page.locator(f"figure#{name}")
+    said, current = drawing.locator(".step-text"), drawing.locator(".step.on")
     drawing.get_by_role("button", name="Next step").focus()
-    for step in (1, 2):
+    for step, title in enumerate(titles, 1):
         page.keyboard.press("Enter")
-        assert drawing.locator(".step.on").get_attribute("data-step") == str(step)
-    assert "2 of 6" in drawing.locator(".step-text").inner_text()
-    assert "Plan." in drawing.locator(".step-text").inner_text()
+        assert current.get_attribute("data-step") == str(step) and title in current.text_content()
+        assert said.inner_text().split()[:4] == [str(step), "of", f"{len(titles)}.", f"{title}."]
+    assert drawing.get_by_role("button", name="Next step").is_disabled()
+    drawing.screenshot(path=SHOTS / f"{PHONE[0]}-light" / f"steps-of-{name}.png")
+    drawing.get_by_role("button", name="Back").click()
+    assert current.get_attribute("data-step") == str(len(titles) - 1)
     drawing.get_by_role("button", name="All steps").click()
-    assert drawing.locator(".step.on").count() == 0
+    assert current.count() == 0
+
+
+def test_every_diagram_with_steps_is_one_that_is_walked_through(site):
+    figures = re.compile(r'<figure class="drawing" id="(\w+)">(?:(?!</figure>).)*class="step"', re.DOTALL)
+    assert sorted(name for path in pages() for name in figures.findall((SITE / path).read_text())) == sorted(
+        dict(DIAGRAMS)
+    )
+
+
+WIDER = [
+    "<p style='width: 2000px'>a leaf</p>",
+    "<style>p::after {content: ''; display: block; width: 2000px; height: 1px}</style><p>none sticks out</p>",
+    "<p style='white-space: nowrap'>" + "text beside a child, " * 30 + "<b style='position: fixed; left: 0'>b</b></p>",
+]
+
+
+@pytest.mark.parametrize("body", WIDER, ids=["leaf", "no-element", "text"])
+def test_a_page_wider_than_its_window_is_found(body, page_of):
+    page = page_of(PHONE)
+    page.set_content(body)
+    assert f"pixels of {PHONE[0]}" in page.evaluate(STICKING_OUT)[0]
+    page.set_content(f"<div style='overflow: auto'>{body}</div>")
+    assert page.evaluate(STICKING_OUT) == []

@@ -554,16 +554,43 @@ def test_engine_builds_and_imports_without_liburing(tmp_path):
 # --- conftest.py ------------------------------------------------------------------------------------------------------
 
 
+def run_one_test(folder, program, **environment):
+    """Run a file of tests beside a copy of conftest.py, and return what pytest said."""
+    for name in ("conftest.py", "browser.py"):
+        shutil.copy(ROOT / "tests" / name, folder)
+    shutil.copytree(ROOT / "tests" / "servers", folder / "servers")
+    (folder / "test_it.py").write_text(program)
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers = gpu\n")
+    command = [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", "test_it.py"]
+    return subprocess.run(command, cwd=folder, env={**os.environ, **environment}, capture_output=True, text=True).stdout
+
+
 @pytest.mark.usefixtures("quick_programs")
 @pytest.mark.parametrize(("required", "outcome"), [("0", "1 skipped"), ("1", "1 error")])
 def test_gpu_tests_without_a_gpu_skip_unless_a_gpu_is_required(tmp_path, required, outcome):
-    shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
-    shutil.copytree(ROOT / "tests" / "servers", tmp_path / "servers")
-    (tmp_path / "test_it.py").write_text("import pytest\n@pytest.mark.gpu\ndef test_it(): pass\n")
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu\n")
-    environment = {**os.environ, "GDSDATA_REQUIRE_GPU": required, "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_it.py"]
-    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert outcome in result.stdout.splitlines()[-1]
+    program = "import pytest\n@pytest.mark.gpu\ndef test_it(): pass\n"
+    said = run_one_test(tmp_path, program, GDSDATA_REQUIRE_GPU=required, CUDA_VISIBLE_DEVICES="")
+    assert outcome in said.splitlines()[-1]
     if required == "1":
-        assert "GDSDATA_REQUIRE_GPU is set, but torch" in result.stdout
+        assert "GDSDATA_REQUIRE_GPU is set, but torch" in said
+
+
+@pytest.mark.usefixtures("quick_programs")
+@pytest.mark.parametrize(("required", "outcome"), [("0", "1 skipped"), ("1", "1 error")])
+@pytest.mark.parametrize("lack", ["Chromium", "playwright"])
+def test_tests_of_pages_without_a_browser_skip_unless_it_is_required(tmp_path, lack, required, outcome):
+    stand_in = tmp_path / "playwright"
+    stand_in.mkdir()
+    (stand_in / "__init__.py").write_text("" if lack == "Chromium" else "raise ImportError")
+    (stand_in / "sync_api.py").touch()
+    chosen = {"GDSDATA_REQUIRE_BROWSER": required, "GDSDATA_CHROMIUM": str(tmp_path / "none")}
+    said = run_one_test(tmp_path, "def test_it(browser): pass\n", PYTHONPATH=str(tmp_path), **chosen)
+    assert outcome in said.splitlines()[-1] and f"there is no {lack}" in said
+    assert ("GDSDATA_REQUIRE_BROWSER is set, but" in said) == (required == "1")
+
+
+def test_make_test_site_runs_every_test_with_a_browser_and_requires_one():
+    command = re.search(r"^test-site:.*\n\t@(.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1]
+    tests = [path for path in (ROOT / "tests").glob("test_*.py") if "\nfrom browser import" in path.read_text()]
+    assert command.startswith("GDSDATA_REQUIRE_BROWSER=1 ")
+    assert sorted(re.findall(r"tests/(\w+\.py)", command)) == sorted(path.name for path in tests) != []

@@ -1,17 +1,15 @@
 """The page of `gdsdata.top --serve` in a browser: what it shows, and how it looks.
 
-It needs playwright from PyPI and Chromium of the system (GDSDATA_CHROMIUM names another one). With
-GDSDATA_SCREENSHOTS=FOLDER the pictures stay there.
+`make test-site` runs it. The screenshots are in build/site-shots/top.
 """
 
 import functools
 import os
-import shutil
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
+from browser import SHOTS, STICKING_OUT, window
 
 import gdsdata
 from gdsdata.observe import live
@@ -20,22 +18,6 @@ from gdsdata.observe.live import client, folder, rates, server
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 SIZES = {"wide": (1280, 900), "phone": (360, 740)}
-
-
-def chromium():
-    found = os.environ.get("GDSDATA_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
-    return found or pytest.skip("there is no Chromium: apt-get install chromium")
-
-
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as started:
-        one = started.chromium.launch(
-            executable_path=chromium(), args=["--no-sandbox", "--force-prefers-reduced-motion"]
-        )
-        yield one
-        one.close()
 
 
 @pytest.fixture(scope="module")
@@ -83,9 +65,7 @@ def until(page, condition):
 def page(browser, request, served):
     """Return the page in a window, after its second view; it must have no error."""
     size, scheme = request.param
-    width, height = SIZES[size]
-    context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme, locale="en-US")
-    one = context.new_page()
+    one = window(browser, SIZES[size], scheme)
     errors, asked = [], []
     one.on("pageerror", lambda error: errors.append(str(error)))
     one.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
@@ -94,9 +74,8 @@ def page(browser, request, served):
     until(one, "document.querySelector('td')?.textContent.length > 1")
     until(one, "/MB\\/s|kB\\/s/.test(document.querySelector('.card b').textContent)")
     yield one
-    if pictures := os.environ.get("GDSDATA_SCREENSHOTS"):
-        one.screenshot(path=Path(pictures) / f"top-{size}-{scheme}.png", full_page=True)
-    context.close()
+    one.screenshot(path=SHOTS / "top" / f"{SIZES[size][0]}-{scheme}-{request.node.originalname}.png", full_page=True)
+    one.context.close()
     assert [one for one in errors if "status of 503" not in one] == []  # one test has the server refuse
     assert {url.removeprefix(served) for url in asked} <= {"", "view.json"}  # nothing from elsewhere
 
@@ -126,9 +105,9 @@ def test_the_page_shows_the_process_and_fits_its_window(page):
     assert page.locator("h2").all_text_contents()[:3] == ["Processes", "Read and written", "Data sets"]
     assert page.locator("td").first.text_content() == str(os.getpid())
     assert "samples/0.npy and 39 more" in page.locator("#tables").text_content()
+    until(page, "document.querySelector('svg path.line').getAttribute('d').split('L').length > 3")
     assert page.locator("svg path.line").count() >= 4
-    wide, window = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
-    assert wide <= window  # wide tables scroll by themselves
+    assert page.evaluate(STICKING_OUT) == []  # wide tables scroll by themselves
     assert min(page.evaluate(CONTRAST)) >= 4.5  # WCAG 2.1, level AA
 
 

@@ -13,6 +13,8 @@ with importing("accelerate"):
     from accelerate.data_loader import DataLoaderStateMixin
     from accelerate.utils import send_to_device
 
+__all__ = ["prepare"]
+
 
 def prepare(accelerator: Accelerator, dataset: BatchDataset) -> Loader:
     """Return a loader of a data set for a training loop, in the place of ``accelerator.prepare``.

@@ -16,6 +16,8 @@ with importing("mosaicml"):
     from composer import Callback, Logger, State
     from composer.utils import reproducibility
 
+__all__ = ["Loader"]
+
 
 class Loader(Callback):  # type: ignore[misc]  # Composer declares no types that mypy finds
     """The training data of a Composer Trainer: its ``train_dataloader``, and a callback.

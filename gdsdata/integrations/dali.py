@@ -12,6 +12,8 @@ from torch.utils.dlpack import to_dlpack
 from gdsdata.data.batches.ragged import Ragged
 from gdsdata.data.dataset import GDSDataset
 
+__all__ = ["source"]
+
 
 def source(dataset: GDSDataset, fields: str | Sequence[str] | None = None, prefetch_queue_depth: int = 2) -> Source:
     """Return a source of a data set's batches for ``nvidia.dali.fn.external_source``.

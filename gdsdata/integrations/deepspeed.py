@@ -17,6 +17,8 @@ from gdsdata.io.options import EngineOptions
 with importing("deepspeed"):
     from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
 
+__all__ = ["GDSCheckpointEngine", "use"]
+
 # DeepSpeed copies what it has offloaded to NVMe below this folder of a checkpoint.
 _COPIES = "offloaded_tensors"
 

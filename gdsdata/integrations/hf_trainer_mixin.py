@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 else:
     _Base = object
 
-# The data set's state, in a folder checkpoint-N of the Trainer.
 STATE_FILE = "gdsdata_dataset.pt"
+"""The file with the data set's state, in a folder ``checkpoint-N`` of the Trainer."""
 
 
 class TrainerMixin(_Base):  # type: ignore[misc]  # its methods go before those of a Trainer

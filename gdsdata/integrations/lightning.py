@@ -21,6 +21,8 @@ from gdsdata.storage.store import ObjectInfo
 with importing("lightning"):
     from lightning.fabric.plugins import CheckpointIO
 
+__all__ = ["GDSCheckpointIO"]
+
 
 class GDSCheckpointIO(CheckpointIO):
     """Saves and loads checkpoints by `gdsdata.save` and `gdsdata.load`.

@@ -13,6 +13,8 @@ from gdsdata.checkpoint.urls import is_url
 from gdsdata.integrations.lightning import GDSCheckpointIO, prepared_place
 from gdsdata.io.options import EngineOptions
 
+__all__ = ["AsyncGDSCheckpointIO"]
+
 
 class AsyncGDSCheckpointIO(GDSCheckpointIO):
     """Saves in the background, as `gdsdata.AsyncCheckpointer` does.

@@ -23,6 +23,8 @@ with importing("megatron-core"):
     from megatron.core.dist_checkpointing.strategies import torch as strategies
     from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
 
+__all__ = ["GDSLoadStrategy", "GDSSaveStrategy"]
+
 _Items = list[tuple[Any, Any]]  # items of a plan, and their data
 _loading = ForkSafeLock()  # guards the name in Megatron's module that a load replaces
 # Reports of `_write`, of saves that are not finalized yet: all share a queue of Megatron's.

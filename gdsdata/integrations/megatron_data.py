@@ -17,6 +17,8 @@ from gdsdata.storage.opened import open_stream
 with importing("megatron-core"):
     from megatron.core.datasets import indexed_dataset
 
+__all__ = ["install_bin_reader"]
+
 _COPIED_BYTES = 8 << 20  # of an index at a time
 
 

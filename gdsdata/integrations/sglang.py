@@ -33,6 +33,8 @@ with importing("sglang"):
     except ImportError:  # SGLang 0.5.13
         from sglang.srt.server_args import get_global_server_args as get_model
 
+__all__ = ["GDSModelLoader"]
+
 _OVERRIDDEN = ("_get_all_weights", "_get_weights_iterator", "_prepare_weights")
 
 

@@ -22,6 +22,8 @@ with importing("torchtitan"):
     from torchtitan.components.checkpointer.dcp import AsyncMode, CheckpointManager
     from torchtitan.tools import filesystem
 
+__all__ = ["GDSCheckpointManager"]
+
 _OF_MODELS = (".safetensors", ".safetensors.index.json")  # files of a last checkpoint for Hugging Face
 
 

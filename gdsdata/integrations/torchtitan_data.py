@@ -21,6 +21,8 @@ with importing("torchtitan"):
     from torchtitan.components.dataloader import BaseDataLoader
     from torchtitan.components.loss import IGNORE_INDEX
 
+__all__ = ["GDSDataLoader"]
+
 _STATE = "gdsdata"  # the data set's state, in that of the loader
 
 

@@ -29,6 +29,8 @@ with importing("transformers"):
     if not (hasattr(core_model_loading, "spawn_materialize") and hasattr(modeling_utils, "safe_open")):
         raise ImportError("spawn_materialize or safe_open, which `hooks` replaces, is not there")
 
+__all__ = ["from_pretrained", "hooks", "save_pretrained"]
+
 _FILES_AT_A_TIME, _CLOCK_STEP_S = 16, 10.0  # a file server's clock may be behind
 # Weights that transformers cannot use beside safetensors, or that it reads by other libraries.
 _OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".gguf", ".npz", ".tflite")

@@ -36,6 +36,8 @@ with importing("vllm"):
     except ModuleNotFoundError:  # vLLM 0.33 has none
         decode_csf_scale_streams = iter
 
+__all__ = ["GDSModelLoader", "register"]
+
 _OVERRIDDEN = ("get_all_weights", "_get_weights_iterator", "_prepare_weights")
 
 

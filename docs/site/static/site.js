@@ -7,7 +7,11 @@ function addButtons(drawing) {
   let list = drawing.nextElementSibling;
   while (list && list.tagName !== "OL") list = list.nextElementSibling;
   const items = list ? [...list.children] : [];
-  if (steps.length === 0 || items.length !== steps.length) return;
+  if (steps.length === 0) return;
+  if (items.length !== steps.length) { // docs/make_site.py refuses such a page
+    console.error(`figure ${drawing.id}: ${steps.length} steps, but ${items.length} items in the list below it`);
+    return;
+  }
 
   let shown = 0; // 0: all steps
   const said = document.createElement("p");

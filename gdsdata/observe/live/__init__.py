@@ -8,6 +8,8 @@ that does not export has neither thread nor socket, and does not import this pac
 
 from __future__ import annotations
 
+__all__ = ["start", "stop"]
+
 
 def start() -> bool:
     """Export this process's numbers to `gdsdata.top`. May be called again.
