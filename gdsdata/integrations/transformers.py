@@ -85,8 +85,7 @@ def save_pretrained(model: Any, save_directory: str | os.PathLike[str], **kw: An
     """Call ``model.save_pretrained``, with the weights written by gdsdata's engine.
 
     All files are on storage when this returns. Each file of weights replaces an older one as a
-    whole, but the folder changes file by file. So save into a new folder, and remove the old one
-    afterwards, if a crash must leave one of them whole.
+    whole, but not the folder: if a crash must leave one whole, save into a new one each time.
 
     Args:
         model: of transformers or peft, or anything else with such a method.
@@ -130,12 +129,10 @@ def hooks() -> Iterator[None]:
 
     This holds for all threads of the process, and may be nested. Models are the same bit for bit,
     and so are reports and errors about names. transformers still renames, converts, casts, ties
-    and shards. Weights are read in batches of at most 256 MiB, or one larger weight, straight to
-    their device. At most four batches are in memory besides the tensors that transformers has
-    taken.
+    and shards. Weights are read straight to their device, in batches of at most 256 MiB or one
+    larger weight. At most four are in memory besides the tensors that transformers has taken.
 
-    - On the CPU, weights are read into memory. transformers alone would map the file, and read it
-      when the weights are first used.
+    - On the CPU, weights are read. transformers alone maps the file, and first uses read it then.
     - Shards of a rank, and tensors that are quantized on the way, are read one by one. transformers
       reads files other than safetensors, and weights that it offloads to a disk.
     """
