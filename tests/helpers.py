@@ -65,6 +65,20 @@ def _on_the_cpu(batch: Any) -> np.ndarray:
     return np.asarray(batch.cpu() if isinstance(batch, torch.Tensor) else batch)
 
 
+def note_calls(monkeypatch: pytest.MonkeyPatch, owner: Any, *names: str) -> list[str]:
+    """Return a list that grows by a name when that function of a module or class is called."""
+    called: list[str] = []
+    for name in names:
+        its = getattr(owner, name)
+
+        def noted(*given: Any, its: Callable = its, name: str = name, **named: Any) -> Any:
+            called.append(name)
+            return its(*given, **named)
+
+        monkeypatch.setattr(owner, name, noted)
+    return called
+
+
 # ---------------------------------------------------------------------------------------------- what is there to use
 
 

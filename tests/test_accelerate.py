@@ -2,9 +2,12 @@
 
 import pytest
 import torch
+from helpers import assert_same_batches, note_calls
 from torch.utils.data import DataLoader
 
+import gdsdata
 from gdsdata import GDSDataset, Mix
+from gdsdata.checkpoint.safetensors import installed
 from gdsdata.formats import Records
 
 accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
@@ -39,6 +42,30 @@ def test_the_last_batch_of_an_epoch_ends_an_accumulation(read, accelerator, mixe
                 gathered = accelerator.gather_for_metrics(batch)
                 assert len(gathered) == len(batch)
         assert [at for at, is_synced in enumerate(synced, 1) if is_synced] == [4, 8, 12, 13]
+
+
+def test_a_state_goes_through_the_hooks_with_its_safetensors(tmp_path, accelerator, monkeypatch):
+    called = note_calls(monkeypatch, installed, "save_file", "load_file")
+    plain = torch.nn.Linear(20, 30)
+    model, optimizer = accelerator.prepare(plain, torch.optim.AdamW(plain.parameters()))
+
+    def step():
+        model(torch.ones(20)).sum().backward()
+        optimizer.step()
+
+    step()
+    saved = {name: one.clone() for name, one in plain.state_dict().items()}
+    with gdsdata.torch_hooks(safetensors=True) as hooks:
+        accelerator.save_state(tmp_path / "saved")
+        step()
+        accelerator.load_state(tmp_path / "saved")
+    assert_same_batches(plain.state_dict().values(), saved.values())
+    assert [one["step"].item() for one in optimizer.state_dict()["state"].values()] == [1, 1]
+    assert called == ["save_file", "load_file"]  # of model.safetensors
+    size_bytes = sum((tmp_path / "saved" / name).stat().st_size for name in ("optimizer.bin", "random_states_0.pkl"))
+    served = {call: (one.calls, one.bytes) for call, one in hooks.report().served.items()}
+    assert served == {"torch.save": (2, size_bytes), "torch.load": (2, size_bytes)}
+    assert hooks.report().left_to_torch == ()
 
 
 @pytest.mark.parametrize("taken", [1, 12])
