@@ -6,6 +6,7 @@ import os
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from helpers import MIB, drop_cache
@@ -14,8 +15,9 @@ from test_dcp import on_ranks
 from test_read_once import error_of
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from gdsdata import EngineOptions
+from gdsdata import EngineOptions, _engine
 from gdsdata.checkpoint import tensor_reader
+from gdsdata.checkpoint.open_object import OpenObject
 from gdsdata.checkpoint.safetensors.weights import INDEX_NAME, find_weights, iterate_weights, open_weights
 from gdsdata.checkpoint.tensor_reader import TensorReader
 from gdsdata.errors import CorruptData
@@ -326,3 +328,26 @@ def test_the_ranks_of_a_group_read_each_byte_once(folder):
         size = sum(path.stat().st_size for path in folder.glob("model-*.safetensors"))
         counts = [found["read"] for found in ranks]
         assert 0.9 * size < sum(counts) < 1.2 * size and max(counts) < 0.7 * size
+
+
+def _from_a_store(rank, folder, url):
+    _engine.configure_http(hedge=False)  # requests are counted
+    found = served_weights([], url, CPU, group=torch.distributed.group.WORLD)
+    return [(name, tensor.double().sum().item()) for name, tensor in found]
+
+
+def test_the_ranks_of_a_group_request_each_byte_of_an_object_once(folder, monkeypatch):
+    expected = save_model(folder, elements=500_000)
+    with serving(monkeypatch) as server:
+        server.put_folder(folder, "models/a/")
+        for found in on_ranks(2, _from_a_store, folder, f"{server.address}/bucket/models/a"):
+            assert found == [(name, tensor.double().sum().item()) for name, tensor in expected.items()]
+    for path in folder.glob("model-*.safetensors"):
+        size, key = path.stat().st_size, f"models/a/{path.name}"
+        asked = [(begin, end) for method, its, begin, end in server.requests if (method, its) == ("GET", key)]
+        heads, times = [end for begin, end in asked if begin == 0], np.zeros(size, int)
+        assert heads == [min(size, OpenObject.ends_bytes)] * 2  # each rank looks for the names of tensors
+        for begin, end in asked:
+            times[begin:end] += begin > 0
+        of_tensors = 8 + int.from_bytes(path.read_bytes()[:8], "little")
+        assert times[of_tensors:].min() == times.max() == 1 and times[:of_tensors].max() == 0, path.name
