@@ -15,13 +15,18 @@ import pytest
 import safetensors.torch
 import torch
 import torch.distributed.checkpoint as dcp
+from helpers import eventually, sharded
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_checkpoint import assert_same, awkward, bits, nests, trained
+from test_dcp import on_ranks
 from torch import load as load_by_early_name
 from torch import save as save_by_early_name
 from torch.distributed.checkpoint import _async_process_executor
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import StateDictType
 
 import gdsdata
@@ -375,7 +380,10 @@ def test_a_save_in_the_background_is_gdsdatas_if_it_began_under_hooks(tmp_path):
 
 
 def is_by_gdsdata(metadata) -> bool:
-    return all(hasattr(info, "gdsdata_place") for info in metadata.storage_data.values())
+    """Return whether gdsdata wrote all tensors of a checkpoint. It notes their places."""
+    kinds = metadata.state_dict_metadata
+    infos = [info for at, info in metadata.storage_data.items() if isinstance(kinds[at.fqn], TensorStorageMetadata)]
+    return infos != [] and all(hasattr(info, "gdsdata_place") for info in infos)
 
 
 @pytest.fixture
@@ -405,6 +413,42 @@ def test_a_save_in_a_process_of_its_own_is_gdsdatas(tmp_path):
     found = {"a": torch.zeros(100, dtype=torch.int64)}
     dcp.load(found, checkpoint_id=str(tmp_path / "within"))
     assert torch.equal(found["a"], torch.arange(100))
+
+
+def _save_in_processes(rank, folder):
+    def state_of(seed):
+        model, optimizer = sharded(seed, init_device_mesh("cpu", (2,)))
+        of_model, of_optimizer = get_state_dict(model, optimizer)
+        return {"model": of_model, "optimizer": of_optimizer, "seed": seed}
+
+    def save(name):
+        kind = AsyncCheckpointerType.PROCESS
+        return dcp.async_save(state, checkpoint_id=str(folder / name), async_checkpointer_type=kind).result()
+
+    def whole(state):
+        return [one.full_tensor() for one in state["model"].values()]
+
+    state, found = state_of(5), state_of(6)
+    with gdsdata.torch_hooks() as hooks:
+        try:
+            of_saves = [is_by_gdsdata(save(name)) for name in ("a", "b")]
+        finally:
+            _async_process_executor._CHECKPOINT_PROCESS._save_process.kill()
+        dcp.load(found, checkpoint_id=str(folder / "b"))
+    assert eventually(lambda: served(hooks, "dcp.async_save (process)") == 2)  # counted after it ends
+    is_same = found["seed"] == 5 and all(map(torch.equal, whole(found), whole(state)))
+    return of_saves, is_same, hooks.report()
+
+
+def test_two_ranks_save_in_processes_of_their_own_by_gdsdata(tmp_path):
+    ranks = on_ranks(2, _save_in_processes, tmp_path)
+    size_bytes = sum(path.stat().st_size for path in tmp_path.glob("[ab]/*.distcp"))
+    for of_saves, is_same, report in ranks:
+        assert of_saves == [True, True] and is_same
+        saved, loaded = report.served["dcp.async_save (process)"], report.served["dcp.load"]
+        assert (saved.calls, saved.bytes, loaded.calls) == (2, size_bytes, 1)  # the bytes of both ranks
+        assert loaded.bytes < 0.3 * size_bytes  # this rank's half of one of the two
+        assert len(report.served) == 2 and report.left_to_torch == ()
 
 
 def test_a_writer_that_stays_torchs_in_a_save_process_is_reported_with_the_reason_for_it(tmp_path, monkeypatch):
