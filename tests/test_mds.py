@@ -715,7 +715,7 @@ class TestMosaic:
         assert same(list(map(decode_array, read_column(index, "unlike"))), [sample["unlike"] for sample in samples])
 
     @pytest.mark.filterwarnings("ignore:gdsdata. .* compressed shards were unpacked")
-    @pytest.mark.parametrize("compression", ["zstd", "zstd:3", "gz", "bz2:1"])
+    @pytest.mark.parametrize("compression", ["zstd", "zstd:3", "gz", "bz2:1", "br", "br:4", "snappy"])
     def test_its_compressed_shards_are_read(self, write, tmp_path, compression):
         path = write({"a": "int"}, [{"a": i} for i in range(5000)], compression=compression)
         index = Mds(unpacked=str(tmp_path / "kept")).index([path])
