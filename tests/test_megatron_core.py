@@ -133,7 +133,6 @@ def test_a_rank_that_fails_is_an_error_on_all_ranks_and_nothing_is_complete(of_t
         assert found["names of failed"] == found["names of failed later"] == ["__0_0."]
 
 
-@pytest.mark.slow
 def test_saves_that_end_in_another_order_keep_their_results():
     results = queue.Queue()
     for token in ("second", "third", "first"):
@@ -156,6 +155,7 @@ def test_files_of_a_replaced_checkpoint_are_removed_with_a_hint_in_their_names(o
     assert written == named
 
 
+@pytest.mark.slow
 def test_a_killed_writer_is_an_error_on_all_ranks_and_nothing_is_complete(of_two):
     for found in of_two[1]:
         assert "CheckpointException ranks:dict_keys([1])" in found["error of a killed one"]
