@@ -2,17 +2,14 @@
 
 import integrations_script as script
 import pytest
-import torch
+from helpers import note_calls
 
-import gdsdata
-import gdsdata.safetensors
-from gdsdata.checkpoint.hooks import are_installed
+from gdsdata.checkpoint.hooks_report import COUNTS
+from gdsdata.checkpoint.safetensors import installed
 from gdsdata.io import engine
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("accelerate", reason="accelerate is not installed")  # a Trainer needs it
-
-from transformers import modeling_utils  # noqa: E402
 
 from gdsdata.integrations import hf_trainer  # noqa: E402
 
@@ -87,23 +84,32 @@ def test_a_resume_that_would_continue_elsewhere_is_refused(folder, trained):
         trainer.train(resume_from_checkpoint=str(folder / "run" / "checkpoint-5"))
 
 
+OF_TORCH = ("optimizer.pt", "scheduler.pt", "rng_state.pth")
+
+
+def counted(folder, *patterns):
+    """Return the number of files that fit, and their bytes."""
+    sizes_bytes = [path.stat().st_size for pattern in patterns for path in folder.glob(pattern)]
+    return len(sizes_bytes), sum(sizes_bytes)
+
+
 @pytest.mark.parametrize("checkpoints", [True, False])
-def test_files_of_checkpoints_go_through_gdsdata_unless_told_otherwise(folder, checkpoints):
-    of_torch, of_weights = [], []
-
-    class Seen(transformers.TrainerCallback):
-        def on_save(self, *arguments, **named):
-            of_torch.append(are_installed())
-            of_weights.append(
-                getattr(modeling_utils.safe_save_file, "__wrapped__", None) is gdsdata.safetensors.save_file
-            )
-
-    trainer = hf_trainer.use(trainer_of(folder), train=data_of(folder), checkpoints=checkpoints)
-    trainer.add_callback(Seen)
-    trainer.train()
-    assert set(of_torch) == set(of_weights) == {checkpoints}
-    state = torch.load(folder / "run" / "checkpoint-10" / "optimizer.pt")
-    assert len(state["state"]) == 2
+def test_files_of_checkpoints_go_through_gdsdata_unless_told_otherwise(folder, monkeypatch, checkpoints):
+    called = note_calls(monkeypatch, installed, "save_file", "load_file")
+    before, resumed = COUNTS.snapshot(), folder / "run" / "checkpoint-10"
+    for options in ({}, {"save_strategy": "no"}):
+        trainer = hf_trainer.use(trainer_of(folder, **options), train=data_of(folder), checkpoints=checkpoints)
+        trainer.train(resume_from_checkpoint=str(resumed) if options else None)
+    report = COUNTS.snapshot().since(before)
+    served = {call: (one.calls, one.bytes) for call, one in report.served.items()}
+    if checkpoints:
+        written = [f"checkpoint-*/{name}" for name in (*OF_TORCH, "training_args.bin")]
+        assert served == {"torch.save": counted(folder / "run", *written), "torch.load": counted(resumed, *OF_TORCH)}
+        assert served["torch.save"][0] == 12 and served["torch.load"][0] == 3
+        assert called == ["save_file"] * 3 + ["load_file"]  # of model.safetensors
+    else:
+        assert served == {} and called == []
+    assert report.left_to_torch == ()
 
 
 def test_the_training_data_are_no_evaluation_data(folder):
