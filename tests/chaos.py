@@ -3,10 +3,10 @@
     python tests/chaos.py --seed 7 --minutes 5
     python tests/chaos.py --seed 7 --jobs 1       # one job, which is repeated by its seed
 
-Two to four ranks train on a data set and save model and place in the data together, in a folder
-and in an object store. Ranks are killed or stopped, the disk is full, the store restarts and
-fails, clocks jump, files get other times, and the folder is lost. docs/internals/long-runs.md says
-what has to hold. A failure prints the seed and the events.
+Two to four ranks train on files or cached objects, and save model and place in the data together,
+in a folder and in an object store. Ranks are killed or stopped, the disk is full, the store
+restarts and fails, the ranks' wall clocks are moved, files get other times, and the folder is lost.
+docs/internals/long-runs.md says what has to hold. A failure prints the seed and the events.
 """
 
 import argparse
@@ -22,6 +22,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,7 +30,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import torch  # noqa: E402
-from long_runs import job  # noqa: E402
+from long_runs import job, wall_clock  # noqa: E402
 from long_runs.made_data import make  # noqa: E402
 from long_runs.store import BUCKET, Client, Store  # noqa: E402
 
@@ -41,6 +42,21 @@ DISK_MIB = 24
 PASSING = ("reset_before", "reset_after", "reset_within", "close_before", "short", "status_500", "status_503", "slow")
 
 
+# The events that are counted, and their names in the summary.
+KINDS = {
+    "kill": "ranks killed",
+    "stop": "ranks stopped",
+    "fill": "disks full",
+    "restart": "store restarts",
+    "faults": "spells of failing requests",
+    "clock": "clocks moved",
+    "times": "changes of file times",
+    "lost": "folders lost",
+}
+HOUR_S = 3600.0
+CLAIM = ": every claim held"
+
+
 class Broken(AssertionError):
     """Something that has to hold does not."""
 
@@ -48,23 +64,27 @@ class Broken(AssertionError):
 class Job:
     """One job, from its first start to its end, with everything that happens to it."""
 
-    def __init__(self, seed: int, folder: Path, store: Store, steps: int = job.STEPS) -> None:
-        self.steps = steps
+    def __init__(
+        self, seed: int, folder: Path, store: Store, steps: int = job.STEPS, clocks: wall_clock.Clocks | None = None
+    ) -> None:
+        self.steps, self.clocks = steps, clocks
         self.random, self.folder, self.store = random.Random(seed), folder, store
         self.client = Client(store.endpoint_url)
         self.each_saves = self.random.random() < 0.4
         self.shuffle = self.random.choice((True, "lanes", False))
         self.ranks = self.random.choice((2, 3, 4))
         self.key = f"{job.UPLOADS}-{seed}-{os.getpid()}"
-        self.data, self.log, self.disk = folder / "data", folder / "log", folder / "disk"
-        for path in (self.data, self.log, self.disk):
+        self.log, self.disk = folder / "log", folder / "disk"
+        for path in (self.log, self.disk):
             path.mkdir()
         self.has_disk = subprocess.run(
             ["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "tmpfs", self.disk], capture_output=True
         ).returncode == 0  # fmt: skip
         self.checkpoints = self.disk / "checkpoints"
-        make("records", 0, 9).write(self.data)
+        self.data = self.make_data(f"data-{seed}-{os.getpid()}")
+        self.cache_bytes = self.random.choice((None, "2MiB"))
         self.events: list[str] = []
+        self.counts: Counter[str] = Counter()
         self.committed = 0
         self.models: list[torch.Tensor] = [job.first_model()]
         self.order: list[list[int]] = []
@@ -73,7 +93,18 @@ class Job:
         if self.has_disk:
             subprocess.run(["umount", "-l", self.disk], check=False)
 
-    def happened(self, what: str) -> None:
+    def make_data(self, name: str) -> str:
+        """Write the data set to a folder or to the store, and return its path or URL."""
+        made = make("records", 0, 9)
+        if self.random.random() < 0.5:
+            made.write(self.folder / name)
+            return str(self.folder / name)
+        for file, content in made.files.items():
+            self.client.put(f"{name}/{file}", content)
+        return self.client.url(f"{name}/*.bin")
+
+    def happened(self, kind: str, what: str, count: int = 1) -> None:
+        self.counts[kind] += count
         self.events.append(what)
 
     def run(self) -> None:
@@ -102,12 +133,13 @@ class Job:
         """Start the job, have things happen to it, and check what it left. True: it has ended."""
         if number and not self.each_saves:
             self.ranks = self.random.choice((2, 3, 4))
-        clock_s = self.random.choice((0, 0, 86400.0, -86400.0, 3e8))
         attempt = job.Attempt(
-            number, self.ranks, self.each_saves, self.shuffle, clock_s, self.data, self.checkpoints, self.log,
-            self.client.url(self.key), self.steps,
+            number, self.ranks, self.each_saves, self.shuffle, self.data, self.folder / "cache", self.cache_bytes,
+            self.clocks, self.checkpoints, self.log, self.client.url(self.key), self.steps,
         )  # fmt: skip
-        self.happened(f"start {number}: {self.ranks} ranks, the clock {clock_s:+.0f} s")
+        self.happened("start", f"start {number}: {self.ranks} ranks on {self.data}")
+        if self.clocks is not None and self.random.random() < 0.6:
+            self.move_clocks(range(self.ranks))
         sys.stdout.flush(), sys.stderr.flush()
         with silenced(self.folder / f"said-{number}"):
             ranks = [job.start(attempt, rank) for rank in range(self.ranks)]
@@ -134,33 +166,33 @@ class Job:
     def disturb(self, ranks: list[int]) -> bool:
         """Have some things happen, and return whether a rank was killed."""
         time.sleep(0.5 + self.random.random())  # they meet
-        for _ in range(self.random.randint(1, 4)):
-            event = self.random.choice((self.kill, self.kill, self.stop, self.fill, self.restart, self.faults))
-            if event(ranks):
+        events = [self.kill, self.kill, self.stop, self.restart, self.faults]
+        events += [self.fill] if self.has_disk else []
+        events += [self.move, self.move] if self.clocks is not None else []
+        for _ in range(self.random.randint(1, 5)):
+            if self.random.choice(events)(ranks):
                 return True
             time.sleep(self.random.random() * 0.7)
         return False
 
     def kill(self, ranks: list[int]) -> bool:
         chosen = self.random.sample(range(len(ranks)), self.random.randint(1, len(ranks)))
-        self.happened(f"kill ranks {chosen}")
+        self.happened("kill", f"kill ranks {chosen}", len(chosen))
         for rank in chosen:
             os.kill(ranks[rank], signal.SIGKILL)
         return True
 
     def stop(self, ranks: list[int]) -> bool:
         rank, seconds = self.random.randrange(len(ranks)), self.random.uniform(0.2, 3)
-        self.happened(f"stop rank {rank} for {seconds:.1f} s")
+        self.happened("stop", f"stop rank {rank} for {seconds:.1f} s")
         os.kill(ranks[rank], signal.SIGSTOP)
         time.sleep(seconds)
         os.kill(ranks[rank], signal.SIGCONT)
         return False
 
     def fill(self, ranks: list[int]) -> bool:
-        if not self.has_disk:
-            return False
         seconds = self.random.uniform(0.3, 1.5)
-        self.happened(f"the disk is full for {seconds:.1f} s")
+        self.happened("fill", f"the disk is full for {seconds:.1f} s")
         filler = self.disk / "filler"
         with contextlib.suppress(OSError), open(filler, "wb", buffering=0) as file:
             while True:
@@ -171,27 +203,45 @@ class Job:
 
     def restart(self, ranks: list[int]) -> bool:
         seconds = self.random.uniform(0.1, 1.5)
-        self.happened(f"the store restarts in {seconds:.1f} s")
+        self.happened("restart", f"the store restarts in {seconds:.1f} s")
         threading.Thread(target=self.store.restart, args=(seconds,)).start()
         return False
 
     def faults(self, ranks: list[int]) -> bool:
-        self.happened("a tenth of the store's requests fail")
+        self.happened("faults", "a tenth of the store's requests fail")
         self.client.set_plan(seed=self.random.randrange(1000), share=0.1, kinds=PASSING, slow_bytes_per_s=2e6)
         return False
+
+    def move(self, ranks: list[int]) -> bool:
+        """Move clocks some times while the ranks train."""
+        for _ in range(self.random.randint(1, 4)):
+            self.move_clocks(self.random.sample(range(len(ranks)), self.random.randint(1, len(ranks))))
+            time.sleep(self.random.random() * 0.3)
+        return False
+
+    def move_clocks(self, ranks: Sequence[int]) -> None:
+        """Set wall clocks of ranks to times within days of the right one, together or apart."""
+        assert self.clocks is not None
+        together = self.random.random() < 0.5
+        by_s = 0.0
+        for place, rank in enumerate(ranks):
+            if place == 0 or not together:
+                by_s = self.random.choice((0.0, 90.0, HOUR_S, 12 * HOUR_S, 60 * HOUR_S)) * self.random.uniform(-1, 1)
+            self.clocks.move(rank, by_s)
+            self.happened("clock", f"the clock of rank {rank} is wrong by {by_s:+.0f} s")
 
     def between_starts(self) -> None:
         with self.store.restarting:
             pass  # it is up again
         self.client.set_plan()
         if self.random.random() < 0.3:
-            self.happened("files of checkpoints get other times")
+            self.happened("times", "files of checkpoints get other times")
             for path in self.checkpoints.rglob("*"):
                 when = time.time() + self.random.choice((-1e6, -1e4, 1e4, 1e6))
                 with contextlib.suppress(OSError):
                     os.utime(path, (when, when))
         if self.random.random() < 0.15:
-            self.happened("the folder is lost")
+            self.happened("lost", "the folder is lost")
             shutil.rmtree(self.checkpoints, ignore_errors=True)
             self.committed = max(self.steps_there(), default=0)
 
@@ -282,13 +332,13 @@ def silenced(path: Path):
             os.close(descriptor)
 
 
-def run_job(seed: int, steps: int) -> tuple[int, int]:
-    """Run one job, and return how many starts and events it had. A failure prints them."""
+def run_job(seed: int, steps: int, clocks: wall_clock.Clocks | None) -> tuple[Counter[str], bool]:
+    """Run one job. Return the counts of its starts and events, and whether it had a small disk."""
     folder = Path(tempfile.mkdtemp(prefix=f"gdsdata-chaos-{seed}-"))
     store = Store()
     os.environ.update(store.environment())
     os.environ["XDG_CACHE_HOME"] = str(folder / "index")
-    one = Job(seed, folder, store, steps)
+    one = Job(seed, folder, store, steps, clocks)
     try:
         one.run()
     except BaseException:
@@ -300,8 +350,15 @@ def run_job(seed: int, steps: int) -> tuple[int, int]:
         one.close()
         store.close()
     shutil.rmtree(folder, ignore_errors=True)
-    starts = sum(event.startswith("start ") for event in one.events)
-    return starts, len(one.events) - starts
+    return one.counts, one.has_disk
+
+
+def summary(jobs: int, counts: Counter[str], has_disk: bool, has_clocks: bool) -> str:
+    """Return the last line: the events by kind, and the kinds that this machine cannot have."""
+    happened = ", ".join(f"{name} {counts[kind]}" for kind, name in KINDS.items() if counts[kind])
+    left_out = [] if has_disk else ["full disks were left out: a tmpfs could not be mounted"]
+    left_out += [] if has_clocks else ["moved clocks were left out: there is no C compiler"]
+    return "; ".join([f"{jobs} jobs, {counts['start']} starts: {happened or 'no event'}", *left_out]) + CLAIM
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -312,16 +369,19 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=job.STEPS, help=f"of a job; at most {job.STEPS}")
     chosen = parser.parse_args(given)
     torch.set_num_threads(1)
-    until, seed, starts, events = time.monotonic() + chosen.minutes * 60, chosen.seed, 0, 0
+    clocks, counts, has_disk = wall_clock.clocks(), Counter[str](), True
+    until, seed = time.monotonic() + chosen.minutes * 60, chosen.seed
     while seed < chosen.seed + chosen.jobs and (seed == chosen.seed or time.monotonic() < until):
         began = time.monotonic()
-        more = run_job(seed, chosen.steps)
-        starts, events = starts + more[0], events + more[1]
-        print(f"seed {seed}: {more[0]} starts, {more[1]} events, {time.monotonic() - began:.0f} s", flush=True)
+        more, has_disk = run_job(seed, chosen.steps, clocks)
+        counts += more
+        events, took_s = more.total() - more["start"], time.monotonic() - began
+        print(f"seed {seed}: {more['start']} starts, {events} events, {took_s:.0f} s", flush=True)
         seed += 1
-    print(f"{seed - chosen.seed} jobs, {starts} starts, {events} events: every claim held")
+    print(summary(seed - chosen.seed, counts, has_disk, clocks is not None))
     return 0
 
 
 if __name__ == "__main__":
+    wall_clock.start_again()
     sys.exit(main())

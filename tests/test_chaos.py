@@ -2,12 +2,15 @@
 
 import io
 import json
+import os
+import shutil
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 import torch
-from chaos import Broken, Job
+from chaos import Broken, Job, summary
 from helpers import REPOSITORY
 
 
@@ -75,3 +78,135 @@ def test_checkpoints_that_are_not_what_was_saved_are_found(job, damage):
     else:
         with pytest.raises(Broken):
             job.check_checkpoint(manifest, lambda name: content, "there")
+
+
+# ------------------------------------------------------------------------------------------------- clocks
+
+CLOCK_SCRIPT = """
+import ctypes, os, sys, time
+from datetime import datetime
+
+from long_runs import wall_clock
+
+wall_clock.start_again()
+clocks = wall_clock.clocks()
+begun = time.time()
+
+
+def shown(call):
+    sender, receiver = os.pipe()
+    if os.fork() == 0:
+        clocks.follow(0)
+        os.write(receiver, repr(call()).encode())
+        os._exit(0)
+    os.wait()
+    os.close(receiver)
+    return os.read(sender, 10**5).decode()
+"""
+
+
+def with_clocks(tmp_path, body):
+    """Run a program whose children have a clock that it moves, and return what it prints."""
+    script = tmp_path / "clocks.py"
+    script.write_text(CLOCK_SCRIPT + body)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")])}
+    ended = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, env=environment)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+
+
+@needs_compiler
+def test_a_clock_is_moved_for_every_reader_in_the_middle_of_a_process(tmp_path):
+    said = with_clocks(
+        tmp_path,
+        """
+libc = ctypes.CDLL(None)
+libc.time.restype = ctypes.c_long
+
+
+def read():
+    for hours in (5, -30):
+        clocks.move(0, hours * 3600)
+        now = (ctypes.c_long * 2)()
+        libc.gettimeofday(now, None)
+        readers = time.time(), datetime.now().timestamp(), libc.time(None), now[0]
+        yield [round((one - begun) / 3600) for one in readers]
+
+
+print(shown(lambda: list(read())), round((time.time() - begun) / 3600))
+""",
+    )
+    assert said.strip() == "[[5, 5, 5, 5], [-30, -30, -30, -30]] 0"
+
+
+@needs_compiler
+def test_a_moved_clock_reaches_the_engines_cache(tmp_path):
+    said = with_clocks(
+        tmp_path,
+        f"""
+from pathlib import Path
+import gdsdata
+from servers.faults import BUCKET, FaultServer
+
+with FaultServer() as server:
+    server.put("a.bin", bytes(4096))
+    os.environ.update(AWS_ENDPOINT_URL=server.endpoint_url, AWS_ACCESS_KEY_ID=server.access_key)
+    os.environ.update(AWS_SECRET_ACCESS_KEY=server.secret_key, AWS_REGION=server.region)
+    clocks.move(0, 5 * 3600)
+
+    def read():
+        data = gdsdata.GDSDataset(f"s3://{{BUCKET}}/*.bin", 1, format=gdsdata.formats.Records("u1", (4096,)),
+                                  device="cpu", cache={str(tmp_path / "cache")!r})
+        assert sum(1 for _ in data) == 1
+        used = [path.stat().st_mtime for path in Path({str(tmp_path / "cache")!r}).rglob("*.map")]
+        return [round((one - begun) / 3600) for one in used]
+
+    print(shown(read), shown(read))  # the first one makes the object's files, the second one uses them
+""",
+    )
+    assert said.strip() == "[0] [5]"
+
+
+@needs_compiler
+@pytest.mark.parametrize(("by_s", "waits_s"), [(3600, (0, 2)), (-1.5, (2.4, 10))], ids=["forwards", "backwards"])
+def test_a_wait_for_a_time_of_the_clock_follows_its_moves(tmp_path, by_s, waits_s):
+    said = with_clocks(
+        tmp_path,
+        f"""
+import threading
+
+
+class Time(ctypes.Structure):
+    _fields_ = [("s", ctypes.c_long), ("ns", ctypes.c_long)]
+
+
+def wait():
+    libc, mutex, cond = ctypes.CDLL(None), (ctypes.c_char * 64)(), (ctypes.c_char * 64)()
+    until, begun = time.time() + 1.5, time.monotonic()
+    threading.Timer(0.3, lambda: clocks.move(0, {by_s})).start()
+    libc.pthread_mutex_lock(mutex)
+    libc.pthread_cond_timedwait(cond, mutex, ctypes.byref(Time(int(until), int(until % 1 * 1e9))))
+    return time.monotonic() - begun
+
+
+print(shown(wait))
+""",
+    )
+    assert waits_s[0] < float(said) < waits_s[1]
+
+
+# ------------------------------------------------------------------------------------------------- the summary
+
+
+def test_the_summary_counts_events_by_kind():
+    counts = Counter(start=9, kill=7, fill=2, clock=11)
+    said = summary(3, counts, has_disk=True, has_clocks=True)
+    assert said == "3 jobs, 9 starts: ranks killed 7, disks full 2, clocks moved 11: every claim held"
+
+
+def test_the_summary_says_what_was_left_out():
+    said = summary(1, Counter(start=1), has_disk=False, has_clocks=False)
+    assert "full disks were left out" in said and "moved clocks were left out" in said

@@ -17,8 +17,10 @@ import torch
 import torch.distributed as dist
 
 from gdsdata import AsyncCheckpointer, GDSDataset, Sharding
+from gdsdata.checkpoint.urls import is_url
 from gdsdata.errors import IoError, SaveAborted
 from long_runs.made_data import make
+from long_runs.wall_clock import Clocks
 
 STEP_SAMPLES = 12  # of all ranks together: two, three and four ranks share them
 STEPS = 64  # four epochs
@@ -34,26 +36,49 @@ class Attempt:
     Attributes:
         each_saves: all ranks save their states; else the first one saves for all, and the number
             of ranks may change from start to start.
-        clock_s: what `time.time` is wrong by.
+        data: a folder, or the URL of objects.
+        cache: of objects.
+        cache_bytes: None, or fewer than the data have.
+        clocks: rank 0 follows the first slot. None: all clocks are right.
     """
 
     number: int
     ranks: int
     each_saves: bool
     shuffle: bool | str
-    clock_s: float
-    data: Path
+    data: str
+    cache: Path
+    cache_bytes: str | None
+    clocks: Clocks | None
     checkpoints: Path
     log: Path
     upload: str
     steps: int
 
 
-def data_set(data: Path, shuffle: bool | str, sharding: Sharding | None = None, batch_size: int = STEP_SAMPLES):
+def data_set(
+    data: str, shuffle: bool | str, sharding: Sharding | None = None, batch_size: int = STEP_SAMPLES, **remote: object
+):
     made = make("records", 0, 9)
     return made, GDSDataset(
-        data, batch_size, seed=3, shuffle=shuffle, device="cpu", sharding=sharding, on_break="restart", **made.arguments
-    )
+        data, batch_size, seed=3, shuffle=shuffle, device="cpu", sharding=sharding, on_break="restart",
+        **made.arguments, **remote,
+    )  # fmt: skip
+
+
+def credentials() -> dict[str, object]:
+    """Return options of the store whose keys end every 20 s, by the clock of who made them."""
+    right, begun = time.time(), time.monotonic()
+
+    def keys() -> dict[str, object]:
+        return {
+            "access_key_id": os.environ["AWS_ACCESS_KEY_ID"],
+            "secret_access_key": os.environ["AWS_SECRET_ACCESS_KEY"],
+            "session_token": "of the chaos",
+            "expires_at": right + time.monotonic() - begun + 20,
+        }
+
+    return {"credentials": keys}
 
 
 def model_after(model: torch.Tensor, numbers: list[int]) -> torch.Tensor:
@@ -74,9 +99,10 @@ def start(attempt: Attempt, rank: int) -> int:
     try:
         faulthandler.register(signal.SIGUSR1)
         warnings.simplefilter("ignore")
-        real = time.time
-        time.time = lambda: real() + attempt.clock_s
-        run(attempt, rank)
+        options = credentials()  # before the clock is wrong
+        if attempt.clocks is not None:
+            attempt.clocks.follow(rank)
+        run(attempt, rank, options)
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -85,14 +111,18 @@ def start(attempt: Attempt, rank: int) -> int:
         os._exit(code)
 
 
-def run(attempt: Attempt, rank: int) -> None:
+def run(attempt: Attempt, rank: int, options: dict[str, object]) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group(
         "gloo", init_method=f"file://{attempt.log}/ranks-{attempt.number}", rank=rank, world_size=attempt.ranks,
         timeout=timedelta(seconds=40),
     )  # fmt: skip
     alone = dist.new_group([0])
-    made, dataset = data_set(attempt.data, attempt.shuffle, batch_size=STEP_SAMPLES // attempt.ranks)
+    remote = {"cache": attempt.cache, "cache_bytes": attempt.cache_bytes, "storage_options": options}
+    made, dataset = data_set(
+        attempt.data, attempt.shuffle, batch_size=STEP_SAMPLES // attempt.ranks,
+        **(remote if is_url(attempt.data) else {}),
+    )  # fmt: skip
     state = {"model": first_model(), "step": 0, "data": dataset}
     checkpointer = None
     if attempt.each_saves or rank == 0:
