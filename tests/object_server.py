@@ -122,7 +122,7 @@ class ObjectServer:
     def access(self, key):
         return Access(f"{self.address}/{self.bucket}/{key}")
 
-    def doubt_secret(self, signed_at):
+    def doubt_secret(self, age_s):
         pass
 
 

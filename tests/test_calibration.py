@@ -97,6 +97,14 @@ def test_a_constructor_waits_no_longer_than_it_says_and_does_not_try_again_at_on
     assert _workers(data) == 4, "a day later it is tried again"
 
 
+def test_a_measurement_that_was_given_up_in_the_future_is_tried_again(data, monkeypatch):
+    monkeypatch.setattr(calibration.time, "time", lambda: 2e9)
+    calibration._keep_given_up("a GPU")
+    monkeypatch.setattr(calibration.time, "time", lambda: 1.9e9)  # the clock was wrong, and is right now
+    monkeypatch.setattr(calibration, "calibrate", lambda *_: FOUND)
+    assert _workers(data) == 4
+
+
 def test_a_process_waits_briefly_for_another_ones_measurement(data):
     lock = calibration_file.lock_of_node()
     began = time.monotonic()

@@ -101,11 +101,12 @@ def test_wrong_credentials_are_refused_without_showing_them(given):
 
 
 class Clock:
-    """Seconds since the epoch, which pass when a test says so."""
+    """Seconds since the epoch, which pass when a test says so. The wall clock may be wrong."""
 
     def __init__(self, monkeypatch):
-        self.now = 1000.0
-        monkeypatch.setattr(credentials, "_now", lambda: self.now)
+        self.now, self.wrong_by = 1000.0, 0.0
+        monkeypatch.setattr(credentials, "_now", lambda: self.now + self.wrong_by)
+        monkeypatch.setattr(credentials, "steady_s", lambda: self.now)
 
 
 @pytest.fixture
@@ -153,12 +154,54 @@ def test_a_secret_that_is_doubted_is_kept_until_there_is_a_newer_one(clock):
     signed_at = clock.now
     for _ in range(3):
         clock.now += 100
-        holder.doubt(signed_at)
+        holder.doubt(clock.now - signed_at)
         assert holder.current().token == ("1" if answers else "2")
-        holder.doubt(clock.now)  # at once again: nothing is fetched
+        holder.doubt(0)  # at once again: nothing is fetched
         assert holder.current().token == ("1" if answers else "2")
-    holder.doubt(signed_at)
+    holder.doubt(clock.now - signed_at)
     assert holder.current().token == "2"
+
+
+@pytest.mark.parametrize("wrong_by", [-7200, 7200])
+def test_a_secret_is_renewed_before_its_end_if_the_clock_was_moved(clock, wrong_by):
+    made = []
+
+    def fetch():
+        made.append(Token(str(len(made)), expires_at=clock.now + 3600))
+        return made[-1]
+
+    holder = credentials.Credentials(fetch)
+    holder.current()
+    clock.wrong_by = wrong_by
+    assert holder.current().token == "0"
+    clock.now += 3010
+    assert holder.current().token == "1"
+
+
+def test_a_refused_secret_is_renewed_if_the_clock_was_set_back(clock):
+    made = []
+    holder = credentials.Credentials(lambda: made.append(1) or Token(str(len(made))))
+    holder.current()
+    clock.now, clock.wrong_by = clock.now + 100, -7200
+    holder.distrust()
+    assert holder.current().token == "2"
+    clock.now += 100
+    holder.doubt(50)
+    assert holder.current().token == "3"
+
+
+def test_a_clock_that_is_hours_ahead_does_not_fetch_at_each_request(clock):
+    made = []
+    clock.wrong_by = 7200
+
+    def fetch():
+        made.append(Token(str(len(made)), expires_at=clock.now + 3600))
+        return made[-1]
+
+    holder = credentials.Credentials(fetch)
+    assert [holder.current().token for _ in range(3)] == ["0", "0", "0"]
+    clock.now += 6
+    assert holder.current().token == "1"
 
 
 def test_a_secret_without_end_is_fetched_once(clock):

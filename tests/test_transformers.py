@@ -5,6 +5,7 @@ import gc
 import os
 import runpy
 import sys
+import time
 import warnings
 from pathlib import Path
 
@@ -287,7 +288,10 @@ def test_saved_folders_have_the_files_that_transformers_writes(folders, tmp_path
     assert_same_models(model, class_of(kind).from_pretrained(tmp_path / "mine"))
 
 
-def test_every_saved_file_and_its_folder_are_synced(folders, tmp_path, monkeypatch):
+@pytest.mark.parametrize("wrong_by_s", [0, 7200], ids=["right", "hours ahead"])
+def test_every_saved_file_and_its_folder_are_synced(folders, tmp_path, monkeypatch, wrong_by_s):
+    right = time.time
+    monkeypatch.setattr(time, "time", lambda: right() + wrong_by_s)
     model = class_of("gpt2").from_pretrained(folders["gpt2"])
     synced, fsync = set(), os.fsync
     monkeypatch.setattr(os, "fsync", lambda one: synced.add(os.readlink(f"/proc/self/fd/{one}")) or fsync(one))

@@ -9,6 +9,7 @@ import ssl
 import subprocess
 import threading
 import time
+from email.utils import formatdate
 
 import pytest
 
@@ -128,6 +129,15 @@ def test_retry_after_is_waited_for_unless_it_is_too_long(monkeypatch):
     with pytest.raises(IoError, match="503"):
         transport.send(GET)
     assert script.slept == []
+
+
+@pytest.mark.parametrize("wrong_by_s", [-7200, 7200])
+def test_a_date_of_retry_after_is_compared_with_the_servers_clock(monkeypatch, wrong_by_s):
+    monkeypatch.setattr(transport.time, "time", lambda: 1.7e9 + wrong_by_s)
+    headers = {"date": formatdate(1.7e9, usegmt=True), "retry-after": formatdate(1.7e9 + 7, usegmt=True)}
+    script = Script(monkeypatch, (503, headers, b""), OK)
+    transport.send(GET)
+    assert script.slept == [7.0]
 
 
 def test_a_server_that_was_never_reached_ends_early(monkeypatch):

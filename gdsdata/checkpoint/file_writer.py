@@ -6,6 +6,7 @@ import contextlib
 import functools
 import itertools
 import os
+import tempfile
 import zlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -363,6 +364,18 @@ def make_folder(path: str) -> None:
 def sync_folder(path: str) -> None:
     """Sync a folder: the names in it are on storage when this returns."""
     _sync(path, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def file_time_ns(folder: str) -> int:
+    """Return the modification time of a file that is made now: this machine's clock may be wrong.
+
+    0 if no file can be made: no file is older.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            return os.fstat(file.fileno()).st_mtime_ns
+    except OSError:
+        return 0
 
 
 def sync_file(path: str) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-import time
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from gdsdata.checkpoint.file_writer import make_folder, sync_file, sync_folder
+from gdsdata.checkpoint.file_writer import file_time_ns, make_folder, sync_file, sync_folder
 from gdsdata.checkpoint.gc_pause import collector_paused
 from gdsdata.checkpoint.open_object import read_object
 from gdsdata.checkpoint.safetensors.installed import install, uninstall
@@ -31,7 +30,7 @@ with importing("transformers"):
 
 __all__ = ["from_pretrained", "hooks", "save_pretrained"]
 
-_FILES_AT_A_TIME, _CLOCK_STEP_S = 16, 10.0  # a file server's clock may be behind
+_FILES_AT_A_TIME = 16
 # Weights that transformers cannot use beside safetensors, or that it reads by other libraries.
 _OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".gguf", ".npz", ".tflite")
 
@@ -103,19 +102,19 @@ def save_pretrained(model: Any, save_directory: str | os.PathLike[str], **kw: An
         raise ValueError(f"{folder}: transformers writes folders: save to one, and upload its files")
     if not os.path.exists(folder):
         make_folder(folder)
-    begun_s = time.time()
+    begun_ns = file_time_ns(folder)
     with hooks():
         result = model.save_pretrained(folder, **kw)
     for directory, _, names in os.walk(folder):
         for name in names:
-            _sync_if_newer(os.path.join(directory, name), begun_s - _CLOCK_STEP_S)
+            _sync_if_newer(os.path.join(directory, name), begun_ns)
         sync_folder(directory)
     sync_folder(os.path.dirname(os.path.abspath(folder)))
     return result
 
 
-def _sync_if_newer(path: str, than_s: float) -> None:
-    if os.path.isfile(path) and os.stat(path).st_mtime >= than_s:
+def _sync_if_newer(path: str, than_ns: int) -> None:
+    if os.path.isfile(path) and os.stat(path).st_mtime_ns >= than_ns:
         sync_file(path)
 
 

@@ -127,7 +127,8 @@ def _calibrated(options: EngineOptions, path: str, device: torch.device, measure
 def _measured_within(seconds: float, path: str, device: torch.device, place: str) -> Calibration | None:
     """Return what a process of this node measures in time; None: the defaults."""
     ends = time.monotonic() + seconds
-    if time.time() - kept_entries().get("given_up", {}).get(place, 0) < _RETRY_S:
+    # One in the future is of a clock that was wrong.
+    if 0 <= time.time() - kept_entries().get("given_up", {}).get(place, 0) < _RETRY_S:
         return None
     try:
         lock = lock_of_node()

@@ -8,7 +8,6 @@ import importlib
 import os
 import re
 import threading
-import time
 from collections.abc import Mapping
 
 from gdsdata.io import engine
@@ -135,7 +134,7 @@ def _answer(stores: object) -> None:
                 store, location = stores.store_of(wanted.location)  # type: ignore[attr-defined]
                 if (age_s := wanted.refused_age_s) is not None:
                     # Perhaps the secret has ended, and nothing had said when it would.
-                    store.doubt_secret(time.time() - age_s)
+                    store.doubt_secret(age_s)
                 access = store.access(location.key)
                 wanted.grant(access.url, header_lines(access.headers), access.lifetime_s)
             except FileNotFoundError as error:

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from gdsdata.storage.fork_safe import ForkSafeLock
-from gdsdata.storage.secret import Anonymous, NotPickled, Secret
+from gdsdata.storage.secret import Anonymous, NotPickled, Secret, steady_s
 
 # A secret is renewed this long before its end, or when three quarters of its life have passed.
 _EARLY_S = 600.0
@@ -19,12 +19,13 @@ _USABLE_S = 15.0
 # After a failed renewal, the old secret is used for so long before the next try.
 _PAUSE_S = 20.0
 # A secret is new for so long: requests that failed meanwhile were signed with the one before. After
-# a refusal without a reason, secrets are fetched no more often than that.
+# a refusal without a reason, secrets are fetched no more often than that. The same holds for those
+# that have ended when they are fetched: this machine's clock is wrong.
 _NEW_S = 5.0
 # A mapping need not name these.
 _OF_EACH_SECRET = {"expires_at", "source"}
 
-_now = time.time
+_now = time.time  # compared with the end of a secret, once: the clock may be set afterwards
 
 
 class Credentials(NotPickled):
@@ -40,7 +41,8 @@ class Credentials(NotPickled):
         self._fetch = fetch
         self._renewing = ForkSafeLock()
         self._secret: Secret | None = None
-        self._renew_at = self._fetched_at = self._tried_at = -math.inf
+        # Seconds of `steady_s`.
+        self._renew_at = self._ends_at = self._fetched_at = self._tried_at = -math.inf
 
     def __repr__(self) -> str:
         return "Credentials()"
@@ -48,14 +50,14 @@ class Credentials(NotPickled):
     def current(self) -> Secret:
         """Return the secret to sign with now."""
         secret = self._secret
-        if secret is not None and _now() < self._renew_at:
+        if secret is not None and steady_s() < self._renew_at:
             return secret
-        is_usable = secret is not None and _now() < secret.expires_at - _USABLE_S
+        is_usable = secret is not None and steady_s() < self._ends_at - _USABLE_S
         if not self._renewing.acquire(blocking=not is_usable):
             assert secret is not None
             return secret
         try:
-            if self._secret is not None and self._secret is not secret and _now() < self._renew_at:
+            if self._secret is not None and self._secret is not secret and steady_s() < self._renew_at:
                 return self._secret  # another thread renewed it while this one waited
             return self._renew(secret if is_usable else None)
         finally:
@@ -67,34 +69,36 @@ class Credentials(NotPickled):
         One that was fetched just now is kept: another thread has renewed it.
         """
         with self._renewing:
-            if _now() >= self._fetched_at + _NEW_S:
+            if steady_s() >= self._fetched_at + _NEW_S:
                 self._secret, self._renew_at = None, -math.inf
 
-    def doubt(self, signed_at: float) -> None:
+    def doubt(self, age_s: float) -> None:
         """Fetch a new secret at the next call, because a server refuses what this one signed.
 
         The server may have refused the object and not the secret. If no new secret can be fetched,
         this one is therefore used further.
 
         Args:
-            signed_at: in seconds since the epoch. A secret that was fetched later is kept.
+            age_s: how long ago it signed. A secret that was fetched later is kept.
         """
         with self._renewing:
-            if self._fetched_at <= signed_at and _now() >= self._tried_at + _NEW_S:
+            now = steady_s()
+            if self._fetched_at <= now - age_s and now >= self._tried_at + _NEW_S:
                 self._renew_at = -math.inf
 
     def _renew(self, usable: Secret | None) -> Secret:
-        self._tried_at = _now()
+        self._tried_at = steady_s()
         try:
             fetched = self._fetch()
         except Exception:
             if usable is None:
                 raise
-            self._renew_at = _now() + _PAUSE_S
+            self._renew_at = steady_s() + _PAUSE_S
             return usable
-        life = fetched.expires_at - _now()
-        self._renew_at = _now() + life - min(_EARLY_S, life / 4) if math.isfinite(life) else math.inf
-        self._secret, self._fetched_at = fetched, _now()
+        life_s, now = fetched.expires_at - _now(), steady_s()
+        in_s = life_s - min(_EARLY_S, life_s / 4) if 0 < life_s < math.inf else max(life_s, _NEW_S)
+        self._renew_at, self._ends_at = now + in_s, now + life_s
+        self._secret, self._fetched_at = fetched, now
         return fetched
 
 

@@ -108,7 +108,7 @@ def _read_range(store: Store, key: str, info: ObjectInfo, begin: int, length: in
     response = transport.send(
         request,
         with_access,
-        renew=lambda: store.doubt_secret(time.time()),
+        renew=lambda: store.doubt_secret(0.0),
         most_bytes=length,
         may_be_cut=True,
     )

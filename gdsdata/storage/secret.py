@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass, field
 from typing import NoReturn
+
+
+def steady_s() -> float:
+    """Return seconds of a clock that nobody sets, and that counts a machine's sleep."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class NotPickled:

@@ -71,12 +71,11 @@ class Store(Protocol):
     def access(self, key: str) -> Access:
         """Return what requests for the object need. Makes no request to the store itself."""
 
-    def doubt_secret(self, signed_at: float) -> None:
+    def doubt_secret(self, age_s: float) -> None:
         """Renew the secret before the next signature, because the server refused an access.
 
         Args:
-            signed_at: when `access` returned it, in seconds since the epoch. A secret that was
-                fetched later is kept.
+            age_s: how long ago `access` returned it. A secret that was fetched later is kept.
         """
 
     def address(self, key: str) -> str:

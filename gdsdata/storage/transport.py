@@ -231,4 +231,7 @@ def _asked_wait_s(headers: Mapping[str, str]) -> float:
     if value.isdecimal():
         return min(float(value), 1e6)
     until_s = failures.time_of(value)
-    return 0.0 if until_s is None else min(max(0.0, until_s - time.time()), 1e6)
+    if until_s is None:
+        return 0.0
+    theirs_s = failures.time_of(headers.get("date", ""))  # this machine's clock may be wrong
+    return min(max(0.0, until_s - (time.time() if theirs_s is None else theirs_s)), 1e6)

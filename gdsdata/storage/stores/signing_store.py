@@ -16,9 +16,9 @@ class SigningStore:
     def __init__(self, secrets: Credentials) -> None:
         self.secrets = secrets
 
-    def doubt_secret(self, signed_at: float) -> None:
+    def doubt_secret(self, age_s: float) -> None:
         """Renew the secret: see `Store.doubt_secret`."""
-        self.secrets.doubt(signed_at)
+        self.secrets.doubt(age_s)
 
     def secret(self) -> Secret:
         """Return what requests are signed with now."""

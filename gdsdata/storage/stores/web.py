@@ -87,10 +87,10 @@ class WebStore(NotPickled):
         headers = {**self._headers, **_token(secret)}
         return Access(_encoded(self._url + key), headers, max(1.0, min(MOST_ACCESS_S, secret.expires_at - time.time())))
 
-    def doubt_secret(self, signed_at: float) -> None:
+    def doubt_secret(self, age_s: float) -> None:
         """Renew the token, if there is one: see `Store.doubt_secret`."""
         if self._secrets:
-            self._secrets.doubt(signed_at)
+            self._secrets.doubt(age_s)
 
     def address(self, key: str) -> str:
         """Return the URL of an object, without its query: that may be a signature."""
