@@ -235,12 +235,12 @@ build/.docs: docs/site/requirements.txt | $(VENV_PYTHON)
 	@touch $@
 
 # Beside Sphinx, in an environment that sees the packages of $(VENV). The browser is the distribution's.
-build/.browser: build/.docs $(INSTALLED)
+build/.browser: docs/site/browser.txt build/.docs $(INSTALLED)
 	@.ci/system-packages $(VENV_PYTHON) browser
 	@echo "gdsdata: installing playwright into build/docs: a download of some 50 MB"
 	@site='import sysconfig; print(sysconfig.get_path("purelib"))'; \
 	  echo "import site; site.addsitedir('$$($(VENV_PYTHON) -c "$$site")')" > $$(build/docs/bin/python -c "$$site")/base.pth
-	@build/docs/bin/python -m pip --disable-pip-version-check install -q playwright
+	@build/docs/bin/python -m pip --disable-pip-version-check install -q -r $<
 	@touch $@
 
 $(VENV_PYTHON): | build/.system-build

@@ -4,7 +4,7 @@
     python docs/make_licenses.py --path FOLDER      # and those in a folder of pip install --target
 
 A package that is found nowhere keeps the license that the page has. tests/test_licenses.py fails if
-pyproject.toml or tests/frameworks.txt names a package that the page lacks.
+pyproject.toml or one of the files in REQUIREMENTS names a package that the page lacks.
 """
 
 from __future__ import annotations
@@ -23,6 +23,13 @@ else:
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "licenses.md"
+# Files of requirements, by what they are for.
+REQUIREMENTS = {
+    "frameworks": ROOT / "tests" / "frameworks.txt",
+    "wheels": ROOT / ".ci" / "wheel-tools.txt",
+    "docs": ROOT / "docs" / "site" / "requirements.txt",
+    "browser": ROOT / "docs" / "site" / "browser.txt",
+}
 _BEGIN, _END = "<!-- packages: docs/make_licenses.py writes what follows -->", "<!-- end of packages -->"
 _REQUIREMENT = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^]]*\])?\s*([^;]*)")
 _USES = {
@@ -40,6 +47,9 @@ _USES = {
     "lint": "`gdsdata[lint]`",
     "build": "building",
     "frameworks": "`make test-frameworks`",
+    "wheels": "`make wheels`, `make sdist`",
+    "docs": "`make docs`",
+    "browser": "`make test-site`",
 }
 # The texts in their packages, where the metadata has no SPDX expression, and words that name
 # several licenses, or another one.
@@ -97,7 +107,7 @@ def named() -> Iterator[tuple[str, str, str, str]]:
         "required": project["project"]["dependencies"],
         **project["project"]["optional-dependencies"],
         "build": project["build-system"]["requires"],
-        "frameworks": _lines(ROOT / "tests" / "frameworks.txt"),
+        **{use: _lines(path) for use, path in REQUIREMENTS.items()},
     }
     for use, requirements in lists.items():
         for requirement in requirements:

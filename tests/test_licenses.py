@@ -40,7 +40,22 @@ def test_installed_packages_have_the_license_that_is_listed():
 def test_the_notice_is_in_the_wheel_and_names_what_is_compiled_in():
     pyproject, notice = (ROOT / "pyproject.toml").read_text(), (ROOT / "NOTICE").read_text()
     assert re.search(r'license-files = \[.*"LICENSE".*"NOTICE".*\]', pyproject)
-    assert all(f"\n{name}\n---" in notice for name in ("liburing", "pybind11", "DLPack"))
+    parts = ("liburing", "pybind11", "DLPack", "libc++, libunwind", "compiler-rt")
+    assert all(f"\n{name}\n---" in notice for name in parts)
+
+
+def test_the_page_lists_the_parts_of_a_wheel_that_the_page_of_wheels_names():
+    wheels = (ROOT / "docs" / "internals" / "wheels.md").read_text()
+    rows = re.findall(r"^\| in the engine: ([^|]+) \|", wheels, re.MULTILINE)
+    parts = [part for row in rows for part in re.split(r", | and ", row)]
+    linked = LICENSES["PAGE"].read_text().partition("## Compiled in, or linked")[2].partition("\n## ")[0]
+    assert "libc++" in parts and [part for part in parts if part not in linked] == []
+
+
+@pytest.mark.parametrize("use", LICENSES["REQUIREMENTS"])
+def test_each_file_of_requirements_is_listed(use):
+    listed = {place for named, place in LICENSES["listed"]() if named == use}
+    assert listed == {place for named, place, _, _ in LICENSES["named"]() if named == use} != set()
 
 
 @pytest.mark.parametrize("name", ["Ruamel_YAML", "ruamel.yaml", "ruamel--yaml"])
