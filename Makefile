@@ -177,8 +177,10 @@ test-emulated: build/.wheel-tools  ## the C++ engine's tests, compiled for aarch
 	@build/wheel-tools/bin/python .ci/emulated_tests.py $(ARGS)
 
 .PHONY: lint-workflows
-lint-workflows: build/.actionlint  ## actionlint over .github/workflows/
-	@if [[ -x build/go/bin/actionlint ]]; then build/go/bin/actionlint; else echo "gdsdata: no actionlint here, because there is no Go"; fi
+lint-workflows: build/.actionlint  ## actionlint over .github/workflows/; in CI (CI=true) it is an error if there is no Go
+	@if [[ -x build/go/bin/actionlint ]]; then build/go/bin/actionlint; else \
+	  echo "gdsdata: no actionlint here, because there is no Go: install it from https://go.dev, or apt-get install golang-go" >&2; \
+	  [[ $${CI-} != true ]]; fi
 
 build/.system-build: .ci/system-packages
 	@.ci/system-packages $$([[ -x $(VENV_PYTHON) ]] && echo $(VENV_PYTHON) || echo $(PYTHON))
@@ -205,8 +207,8 @@ build/.wheel-tools: .ci/wheel-tools.txt $(TOOLS)
 
 build/.actionlint:
 	@mkdir -p build
-	@! command -v go > /dev/null || GOBIN=$(CURDIR)/build/go/bin go install github.com/rhysd/actionlint/cmd/actionlint@v1.7.7
-	@touch $@
+	@if command -v go > /dev/null; then \
+	  GOBIN=$(CURDIR)/build/go/bin go install github.com/rhysd/actionlint/cmd/actionlint@v1.7.7 && touch $@; fi
 
 # It sees the packages of $(VENV), torch among them, and setuptools: one of venv's own may be too old to build wheels.
 build/.frameworks: tests/frameworks.txt $(INSTALLED)
