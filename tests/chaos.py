@@ -49,7 +49,8 @@ KINDS = {
     "fill": "disks full",
     "restart": "store restarts",
     "faults": "spells of failing requests",
-    "clock": "clocks moved",
+    "clock": "clocks moved at a start",
+    "moved": "clocks moved in training",
     "times": "changes of file times",
     "lost": "folders lost",
 }
@@ -81,10 +82,10 @@ class Job:
             ["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "tmpfs", self.disk], capture_output=True
         ).returncode == 0  # fmt: skip
         self.checkpoints = self.disk / "checkpoints"
-        self.data = self.make_data(f"data-{seed}-{os.getpid()}")
-        self.cache_bytes = self.random.choice((None, "2MiB"))
         self.events: list[str] = []
         self.counts: Counter[str] = Counter()
+        self.data = self.make_data(f"data-{seed}-{os.getpid()}")
+        self.cache_bytes = self.random.choice((None, "2MiB"))
         self.committed = 0
         self.models: list[torch.Tensor] = [job.first_model()]
         self.order: list[list[int]] = []
@@ -99,6 +100,7 @@ class Job:
         if self.random.random() < 0.5:
             made.write(self.folder / name)
             return str(self.folder / name)
+        self.counts["objects"] += 1
         for file, content in made.files.items():
             self.client.put(f"{name}/{file}", content)
         return self.client.url(f"{name}/*.bin")
@@ -139,7 +141,7 @@ class Job:
         )  # fmt: skip
         self.happened("start", f"start {number}: {self.ranks} ranks on {self.data}")
         if self.clocks is not None and self.random.random() < 0.6:
-            self.move_clocks(range(self.ranks))
+            self.move_clocks(range(self.ranks), "clock")
         sys.stdout.flush(), sys.stderr.flush()
         with silenced(self.folder / f"said-{number}"):
             ranks = [job.start(attempt, rank) for rank in range(self.ranks)]
@@ -215,11 +217,11 @@ class Job:
     def move(self, ranks: list[int]) -> bool:
         """Move clocks some times while the ranks train."""
         for _ in range(self.random.randint(1, 4)):
-            self.move_clocks(self.random.sample(range(len(ranks)), self.random.randint(1, len(ranks))))
+            self.move_clocks(self.random.sample(range(len(ranks)), self.random.randint(1, len(ranks))), "moved")
             time.sleep(self.random.random() * 0.3)
         return False
 
-    def move_clocks(self, ranks: Sequence[int]) -> None:
+    def move_clocks(self, ranks: Sequence[int], kind: str) -> None:
         """Set wall clocks of ranks to times within days of the right one, together or apart."""
         assert self.clocks is not None
         together = self.random.random() < 0.5
@@ -228,7 +230,7 @@ class Job:
             if place == 0 or not together:
                 by_s = self.random.choice((0.0, 90.0, HOUR_S, 12 * HOUR_S, 60 * HOUR_S)) * self.random.uniform(-1, 1)
             self.clocks.move(rank, by_s)
-            self.happened("clock", f"the clock of rank {rank} is wrong by {by_s:+.0f} s")
+            self.happened(kind, f"the clock of rank {rank} is wrong by {by_s:+.0f} s")
 
     def between_starts(self) -> None:
         with self.store.restarting:
@@ -358,7 +360,8 @@ def summary(jobs: int, counts: Counter[str], has_disk: bool, has_clocks: bool) -
     happened = ", ".join(f"{name} {counts[kind]}" for kind, name in KINDS.items() if counts[kind])
     left_out = [] if has_disk else ["full disks were left out: a tmpfs could not be mounted"]
     left_out += [] if has_clocks else ["moved clocks were left out: there is no C compiler"]
-    return "; ".join([f"{jobs} jobs, {counts['start']} starts: {happened or 'no event'}", *left_out]) + CLAIM
+    jobs_and_starts = f"{jobs} jobs ({counts['objects']} on objects), {counts['start']} starts"
+    return "; ".join([f"{jobs_and_starts}: {happened or 'no event'}", *left_out]) + CLAIM
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -375,7 +378,7 @@ def main(given: Sequence[str] | None = None) -> int:
         began = time.monotonic()
         more, has_disk = run_job(seed, chosen.steps, clocks)
         counts += more
-        events, took_s = more.total() - more["start"], time.monotonic() - began
+        events, took_s = sum(more[kind] for kind in KINDS), time.monotonic() - began
         print(f"seed {seed}: {more['start']} starts, {events} events, {took_s:.0f} s", flush=True)
         seed += 1
     print(summary(seed - chosen.seed, counts, has_disk, clocks is not None))

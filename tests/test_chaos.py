@@ -202,9 +202,11 @@ print(shown(wait))
 
 
 def test_the_summary_counts_events_by_kind():
-    counts = Counter(start=9, kill=7, fill=2, clock=11)
+    counts = Counter(start=9, objects=1, kill=7, fill=2, moved=11)
     said = summary(3, counts, has_disk=True, has_clocks=True)
-    assert said == "3 jobs, 9 starts: ranks killed 7, disks full 2, clocks moved 11: every claim held"
+    assert said == (
+        "3 jobs (1 on objects), 9 starts: ranks killed 7, disks full 2, clocks moved in training 11: every claim held"
+    )
 
 
 def test_the_summary_says_what_was_left_out():
