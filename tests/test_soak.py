@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import re
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ import pytest
 from helpers import REPOSITORY, eventually
 from long_runs.judge import judge, slope_of
 from long_runs.leaks import LEAKS
+from long_runs.plot import draw
 from long_runs.sampler import Sampler, children_of, memory_of
 from soak import watch
 
@@ -161,6 +163,16 @@ def test_a_worker_that_stands_still_shows_its_stacks_and_ends_with_the_program()
     assert watch(program, Turns(), 60, 0.05, hang_s=0.3) == "a thread has ended no turn for 0.3 s"
     assert b"in stand_still" in program.communicate()[1]
     assert eventually(lambda: not os.path.exists(f"/proc/{child}/cwd"))
+
+
+def test_a_plot_has_tenths_of_a_point_and_its_words_as_they_are(tmp_path):
+    matplotlib = pytest.importorskip("matplotlib")
+    rows = [{"seconds": 60.0 * i, "rss_mib": 300 + i / 7} for i in range(40)]
+    draw(rows, [], tmp_path / "soak.svg", "python tests/soak.py --hours 1.025")
+    drawn = (tmp_path / "soak.svg").read_text()
+    assert "--hours 1.025<" in drawn and f"Matplotlib v{matplotlib.__version__}" in drawn
+    places = re.findall(r' (?:d|x|y|transform)="([^"]*)"', drawn)
+    assert len(places) > 100 and not any(re.search(r"\d\.\d\d", place) for place in places)
 
 
 def soak(tmp_path, *arguments):

@@ -7,6 +7,7 @@ from pathlib import Path
 from long_runs.judge import WARM_UP, Verdict
 
 MOST_POINTS = 100  # of a line
+_PLACES = re.compile(r'\s(?:d|x|y|width|height|transform)="[^"]*"')  # attributes with coordinates
 PANELS: dict[str, tuple[str, ...]] = {
     "memory, MiB": ("rss_mib", "pss_mib", "private_mib"),
     "descriptors": ("fds", "fd_files", "fd_sockets", "fd_pipes", "fd_io_uring", "fd_other"),
@@ -44,5 +45,9 @@ def draw(rows: Sequence[Mapping[str, float]], verdicts: Sequence[Verdict], path:
         figure.suptitle(title, fontsize=10)
         figure.savefig(path, metadata={"Date": None})
         pyplot.close(figure)
-    tenths = re.sub(r"(\d\.\d)\d+", r"\1", path.read_text())  # of a point are enough
-    path.write_text(re.sub(r"\n\s+", "\n", tenths))
+    path.write_text(re.sub(r"\n\s+", "\n", _PLACES.sub(_in_tenths, path.read_text())))
+
+
+def _in_tenths(place: re.Match[str]) -> str:
+    """Return an attribute with tenths of a point, which are enough."""
+    return re.sub(r"(\d\.\d)\d+", r"\1", place[0])
