@@ -171,8 +171,10 @@ with FaultServer() as server:
 
 
 @needs_compiler
-@pytest.mark.parametrize(("by_s", "waits_s"), [(3600, (0, 2)), (-1.5, (2.4, 10))], ids=["forwards", "backwards"])
-def test_a_wait_for_a_time_of_the_clock_follows_its_moves(tmp_path, by_s, waits_s):
+@pytest.mark.parametrize(
+    ("until_s", "by_s", "waits_s"), [(50, 3600, (0, 40)), (1, -1.5, (2, 60))], ids=["forwards", "backwards"]
+)
+def test_a_wait_for_a_time_of_the_clock_follows_its_moves(tmp_path, until_s, by_s, waits_s):
     said = with_clocks(
         tmp_path,
         f"""
@@ -185,7 +187,7 @@ class Time(ctypes.Structure):
 
 def wait():
     libc, mutex, cond = ctypes.CDLL(None), (ctypes.c_char * 64)(), (ctypes.c_char * 64)()
-    until, begun = time.time() + 1.5, time.monotonic()
+    until, begun = time.time() + {until_s}, time.monotonic()
     threading.Timer(0.3, lambda: clocks.move(0, {by_s})).start()
     libc.pthread_mutex_lock(mutex)
     libc.pthread_cond_timedwait(cond, mutex, ctypes.byref(Time(int(until), int(until % 1 * 1e9))))
