@@ -85,6 +85,7 @@ class Job:
         self.events: list[str] = []
         self.counts: Counter[str] = Counter()
         self.data = self.make_data(f"data-{seed}-{os.getpid()}")
+        self.step_s = self.random.choice(job.STEPS_S)
         self.cache_bytes = self.random.choice((None, "2MiB"))
         self.committed = 0
         self.models: list[torch.Tensor] = [job.first_model()]
@@ -138,6 +139,7 @@ class Job:
         attempt = job.Attempt(
             number, self.ranks, self.each_saves, self.shuffle, self.data, self.folder / "cache", self.cache_bytes,
             self.clocks, self.checkpoints, self.log, self.client.url(self.key), self.steps,
+            self.step_s,
         )  # fmt: skip
         self.happened("start", f"start {number}: {self.ranks} ranks on {self.data}")
         if self.clocks is not None and self.random.random() < 0.6:

@@ -19,10 +19,13 @@ import urllib.request
 from pathlib import Path
 
 from servers.fault_content import Content
+from servers.fault_http import Request, Response
+from servers.fault_kinds import expired_token
 from servers.faults import BUCKET, FaultServer
 
 # Readers of an old version have its bytes for so long.
 GRACE_S = 30.0
+ENDS = "ends-at-"
 PUNCH_HOLE = 3  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -55,9 +58,24 @@ class BoundedContent(Content):
                 del self.gone[at]
 
 
+class KeysEnd(FaultServer):
+    """Refuses access keys whose id says that they have ended: see `key_until`."""
+
+    def refusal(self, request: Request) -> Response | None:
+        ends = request.access_key.removeprefix(ENDS)
+        if ends != request.access_key and time.time() > float(ends):
+            return expired_token()
+        return super().refusal(request)
+
+
+def key_until(ends: float) -> str:
+    """Return the id of an access key that the store refuses from then on."""
+    return f"{ENDS}{ends:.3f}"
+
+
 def main() -> None:
     content, port = BoundedContent(), int(sys.argv[1])
-    server = FaultServer(port=port, content=content)
+    server = KeysEnd(port=port, content=content)
     print(server.endpoint_url, flush=True)
     for line in sys.stdin:
         word, seconds = line.split()
@@ -65,7 +83,7 @@ def main() -> None:
         plan, port = server.plan, server.port
         server.close()
         time.sleep(float(seconds))
-        server = FaultServer(plan, port=port, content=content)
+        server = KeysEnd(plan, port=port, content=content)
         print("restarted", flush=True)
     server.close()
 
