@@ -38,6 +38,7 @@ _USES = {
     "bench": "`gdsdata[bench]`",
     "gcs": "`gdsdata[gcs]`",
     "images": "`gdsdata[images]`",
+    "integrations": "`gdsdata[integrations]`",
     "peers": "`gdsdata[peers]`",
     "s3": "`gdsdata[s3]`",
     "tables": "`gdsdata[tables]`",
