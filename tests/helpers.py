@@ -65,6 +65,16 @@ def _on_the_cpu(batch: Any) -> np.ndarray:
     return np.asarray(batch.cpu() if isinstance(batch, torch.Tensor) else batch)
 
 
+class default_interrupts:
+    """Restores SIGINT's default. A shell that runs the tests in the background ignores it."""
+
+    def __enter__(self):
+        self.before = signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def __exit__(self, *_):
+        signal.signal(signal.SIGINT, self.before)
+
+
 def note_calls(monkeypatch: pytest.MonkeyPatch, owner: Any, *names: str) -> list[str]:
     """Return a list that grows by a name when that function of a module or class is called."""
     called: list[str] = []

@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from helpers import eventually
+from helpers import default_interrupts, eventually
 from quick_programs import NESTED
 from test_bench import REPOSITORY, results_in, small
 from test_bench_all import case_results
@@ -55,16 +55,6 @@ class Bench:
             self.process.kill()
             self.process.wait()
         return status, self.said.read_text()
-
-
-class default_interrupts:
-    """Restores SIGINT's default. A shell that runs the tests in the background ignores it."""
-
-    def __enter__(self):
-        self.before = signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    def __exit__(self, *_):
-        signal.signal(signal.SIGINT, self.before)
 
 
 def blocks_interrupts(pid):

@@ -15,7 +15,7 @@ import time
 import urllib.request
 
 import pytest
-from helpers import REPOSITORY
+from helpers import REPOSITORY, default_interrupts
 from live_view import write_samples
 
 TRAINING = """
@@ -34,7 +34,9 @@ PATIENCE_S = 60
 @contextlib.contextmanager
 def program(arguments, environment, **streams):
     """Start Python, and kill it by its process id at the end if it still runs."""
-    with subprocess.Popen([sys.executable, *map(str, arguments)], env=environment, **streams) as started:
+    with default_interrupts():
+        started = subprocess.Popen([sys.executable, *map(str, arguments)], env=environment, **streams)
+    with started:
         try:
             yield started
         finally:
