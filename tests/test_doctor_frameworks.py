@@ -30,7 +30,7 @@ def found(**versions: str) -> dict[str, frameworks.Installed]:
 
 
 def test_versions_are_compared_with_the_tested_ones():
-    versions = {"torch": "2.16.0+cu132", "accelerate": "0.30.1", "peft": "0.21.9", "vllm": "0.33.1"}
+    versions = {"torch": "2.16.0+cu132", "accelerate": "0.30.1", "peft": "0.21.9", "vllm": "0.33.0"}
     by_name = found(**versions, transformers="main")
     answers = {name: one.answer for name, one in by_name.items()}
     assert (answers["torch"], answers["accelerate"], answers["peft"]) == ("newer", "older", "tested")
@@ -38,6 +38,21 @@ def test_versions_are_compared_with_the_tested_ones():
     assert by_name["torch"].tested == "2.11 to 2.15" and by_name["peft"].tested == "0.21"
     assert by_name["torch"].version == "2.16.0+cu132" and by_name["ray"].version is None
     assert by_name["vllm"].adapters == ("gdsdata.integrations.vllm",)
+
+
+@pytest.mark.parametrize(
+    ("version", "answer"),
+    [
+        *[("0.5.1", "older"), ("0.5.13", "tested"), ("0.5.14", "not tested"), ("0.5.18.post1", "tested")],
+        *[("0.5.23", "tested"), ("0.5.99", "newer"), ("0.6", "newer"), ("0.5", "older")],
+    ],
+)
+def test_only_versions_whose_interfaces_were_recorded_count_as_tested(version, answer):
+    by_name = found(sglang=version, vllm="0.24.0")
+    assert by_name["sglang"].answer == answer and by_name["sglang"].tested == "0.5.13, 0.5.18, 0.5.23"
+    assert by_name["vllm"].answer == "not tested" and by_name["vllm"].tested == "0.14.1, 0.23.0, 0.33.0"
+    advised = "Versions that were not tested" in frameworks.as_text([by_name["sglang"]])
+    assert advised is (answer != "tested")
 
 
 def test_another_distribution_of_the_same_modules_counts():

@@ -244,7 +244,9 @@ def test_other_settings_are_refused(sglang):
 
 def test_a_newer_version_warns(sglang, monkeypatch):
     monkeypatch.setattr(versions, "installed", lambda: frameworks.installed(lambda name: "0.6.0"))
-    with pytest.warns(RuntimeWarning, match=r"sglang was tested with version 0.5, and 0.6.0 is installed"):
+    with pytest.warns(
+        RuntimeWarning, match=r"sglang was tested with version 0.5.13, 0.5.18, 0.5.23, and 0.6.0 is installed"
+    ):
         loader(sglang)
 
 

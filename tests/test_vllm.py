@@ -337,7 +337,9 @@ def test_scales_that_vllm_decodes_are_decoded(vllm, tmp_path, monkeypatch):
 def test_a_newer_version_warns(vllm, monkeypatch):
     monkeypatch.setattr(versions, "installed", lambda: frameworks.installed(lambda name: "0.34.0"))
     monkeypatch.delitem(sys.modules, ADAPTER)
-    with pytest.warns(RuntimeWarning, match=r"vllm was tested with version 0.14 to 0.33, and 0.34.0 is installed"):
+    with pytest.warns(
+        RuntimeWarning, match=r"vllm was tested with version 0.14.1, 0.23.0, 0.33.0, and 0.34.0 is installed"
+    ):
         importlib.import_module(ADAPTER)
 
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-Minor = tuple[int, int]  # the first two numbers of a version
+Version = tuple[int, ...]  # the first numbers of a version
 
 _PACKAGE = __name__.partition(".")[0]
 _HOOKS = "torch_hooks"
@@ -24,14 +24,22 @@ class Framework:
 
     Attributes:
         names: its distribution, and others that have the same modules.
-        oldest, newest: the tested versions; None: none was.
+        oldest, newest: the tested versions; None: none was. Later numbers of a version, such as that
+            of a patch, do not count.
         adapters: what fits it in this package: modules, or a function or class.
+        only: the versions that were tested, if not all between `oldest` and `newest` were.
     """
 
     names: tuple[str, ...]
-    oldest: Minor | None
-    newest: Minor | None
+    oldest: Version | None
+    newest: Version | None
     adapters: tuple[str, ...]
+    only: tuple[Version, ...] = ()
+
+
+def _recorded(name: str, adapter: str, *only: Version) -> Framework:
+    """Return a framework whose interfaces were recorded in these versions alone, in rising order."""
+    return Framework((name,), only[0], only[-1], (adapter,), only)
 
 
 # tests/test_doctor_frameworks.py compares the versions that are installed with it.
@@ -53,8 +61,8 @@ FRAMEWORKS = (
         ("integrations.megatron", "integrations.megatron_data", "formats.Megatron"),
     ),
     Framework(("deepspeed",), (0, 19), (0, 19), ("integrations.deepspeed", _HOOKS)),
-    Framework(("vllm",), (0, 14), (0, 33), ("integrations.vllm",)),
-    Framework(("sglang",), (0, 5), (0, 5), ("integrations.sglang",)),
+    _recorded("vllm", "integrations.vllm", (0, 14, 1), (0, 23, 0), (0, 33, 0)),
+    _recorded("sglang", "integrations.sglang", (0, 5, 13), (0, 5, 18), (0, 5, 23)),
     Framework(("torchao",), (0, 18), (0, 18), (_HOOKS, "AsyncCheckpointer")),
     Framework(("ray",), (2, 60), (2, 60), ("AsyncCheckpointer", _HOOKS)),
     Framework(("mosaicml",), (0, 32), (0, 32), ("integrations.composer",)),
@@ -68,7 +76,7 @@ class Installed:
     Attributes:
         name: of the distribution.
         version: None if it is not installed.
-        tested: the tested versions, as ``"2.11 to 2.15"``; "" if none was.
+        tested: the tested versions, as ``"2.11 to 2.15"`` or ``"0.14.1, 0.23.0"``; "" if none was.
         answer: ``"tested"``, ``"newer"`` or ``"older"`` than the tested versions, ``"not tested"``,
             or ``"absent"``.
         adapters: how it uses gdsdata, as ``"gdsdata.torch_hooks"``. Empty: no way is known.
@@ -110,7 +118,7 @@ def as_text(found: Sequence[Installed], *, of_this_process: bool = True) -> str:
     ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    if any(one.answer in ("newer", "older") for one in found):
+    if any(one.answer in ("newer", "older", "not tested") for one in found):
         lines += ["", "Versions that were not tested may work: verify what a program saves by loading it again."]
     if of_this_process or hooks_are_installed():
         state = "are" if hooks_are_installed() else "are not"
@@ -134,17 +142,26 @@ def _looked_up(framework: Framework, version_of: Callable[[str], str]) -> Instal
 def _range_of(framework: Framework) -> str:
     if framework.oldest is None or framework.newest is None:
         return ""
-    ends = [".".join(map(str, end)) for end in (framework.oldest, framework.newest)]
-    return " to ".join(dict.fromkeys(ends))
+    if framework.only:
+        return ", ".join(map(_dotted, framework.only))
+    return " to ".join(dict.fromkeys(map(_dotted, (framework.oldest, framework.newest))))
+
+
+def _dotted(version: Version) -> str:
+    return ".".join(map(str, version))
 
 
 def _answer(framework: Framework, version: str | None) -> str:
     if version is None:
         return "absent"
-    numbers = re.match(r"(\d+)\.(\d+)", version)
+    numbers = re.match(r"\d+(\.\d+)*", version)
     if framework.oldest is None or framework.newest is None or numbers is None:
         return "not tested"
-    minor = int(numbers[1]), int(numbers[2])
-    if minor > framework.newest:
+    length = len(framework.newest)
+    here = tuple(map(int, numbers[0].split(".")))[:length]
+    here += (0,) * (length - len(here))
+    if here > framework.newest:
         return "newer"
-    return "older" if minor < framework.oldest else "tested"
+    if here < framework.oldest:
+        return "older"
+    return "tested" if not framework.only or here in framework.only else "not tested"
