@@ -43,6 +43,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled|Detected an existing checkpoint"),
 ]
 STATE = {"a": torch.arange(5000), "b": torch.arange(7.0), "c": [torch.empty(0), "x", 2.5]}
+IN_MEMORY = "it is in memory (io.BytesIO): pass a path, or with Lightning use GDSCheckpointIO"
 
 
 def served(hooks, call: str) -> int:
@@ -182,11 +183,11 @@ def test_file_objects_that_gdsdata_cannot_serve_are_torchs(tmp_path):
         assert_same(torch.load(buffer, weights_only=True) if buffer.seek(0) == 0 else None, STATE)
     assert hooks.report().served == {}
     assert sorted(reasons(hooks)) == [
-        ("torch.load", "it is in memory (io.BytesIO)"),
+        ("torch.load", IN_MEMORY),
         ("torch.load", "the file cannot be opened by its name again"),
         ("torch.load", "the file object is not at the file's beginning"),
         ("torch.save", "a file object of type Counting"),
-        ("torch.save", "it is in memory (io.BytesIO)"),
+        ("torch.save", IN_MEMORY),
         ("torch.save", "the file object is not at the file's beginning"),
         ("torch.save", "the file object is not open for writing, or it appends"),
         ("torch.save", "the file object's file is not empty"),
@@ -503,7 +504,7 @@ def test_lightnings_loads_are_gdsdatas_and_its_saves_through_memory_are_reported
         found = cloud_io._load(tmp_path / "x.ckpt", map_location=lambda storage, location: storage)
     assert_same(found, STATE)
     assert served(hooks, "torch.load") == 1
-    assert reasons(hooks) == [("torch.save", "it is in memory (io.BytesIO)")]
+    assert reasons(hooks) == [("torch.save", IN_MEMORY)]
 
 
 def test_adapters_of_peft_and_models_of_transformers_in_torchs_format_are_gdsdatas(tmp_path):

@@ -44,7 +44,8 @@ def torch_hooks(*, safetensors: bool = False) -> Iterator[Hooks]:
     program has imported them, and whenever.
 
         with gdsdata.torch_hooks() as hooks:
-            trainer.fit()
+            torch.save(model.state_dict(), "model.pt")
+            model.load_state_dict(torch.load("model.pt"))
         print(hooks.report())  # what went through gdsdata, and what torch did itself, and why
 
     This holds for all threads of the process. It may be nested.

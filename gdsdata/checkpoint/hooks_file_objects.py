@@ -36,7 +36,7 @@ def plain_file(given: Any) -> Any:
         getattr(file, "raw", None) if type(file) in (io.BufferedReader, io.BufferedWriter, io.BufferedRandom) else file
     )
     if type(file) is io.BytesIO:
-        raise NotServed("it is in memory (io.BytesIO)")
+        raise NotServed("it is in memory (io.BytesIO): pass a path, or with Lightning use GDSCheckpointIO")
     if type(raw) is not io.FileIO:
         raise NotServed(f"a file object of type {type(given).__name__}")
     if raw.closed or not stat.S_ISREG(os.fstat(raw.fileno()).st_mode):

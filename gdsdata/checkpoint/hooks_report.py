@@ -57,7 +57,7 @@ class HooksReport:
     """The calls of torch's checkpoint functions under `torch_hooks`.
 
         with gdsdata.torch_hooks() as hooks:
-            trainer.fit()
+            torch.save(model.state_dict(), "model.pt")
         print(hooks.report())
 
     Attributes:
