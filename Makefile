@@ -77,6 +77,10 @@ FRAMEWORKS := $(addprefix tests/test_,composer.py deepspeed.py integration_examp
 test-frameworks: $(READY) build/.frameworks  ## the tests with frameworks whose packages do not go into one environment with the others (tests/frameworks.txt)
 	@build/frameworks/bin/python -m pytest -m "slow or not slow" -n $(JOBS) --dist loadfile $(FRAMEWORKS) $(ARGS)
 
+.PHONY: test-safetensors
+test-safetensors: $(READY)  ## the tests of the package safetensors with gdsdata in its place, from a checkout SAFETENSORS=FOLDER, or from sources that pip fetches
+	@$(VENV_PYTHON) -W ignore tests/safetensors_suite.py $(SAFETENSORS) $(ARGS)
+
 .PHONY: test-megatron
 test-megatron: $(READY) build/.frameworks  ## Megatron-LM's own tests of checkpoints, from its checkout MEGATRON=FOLDER, on eight processes of the CPU
 	@build/frameworks/bin/python -W ignore tests/megatron_suite.py $(or $(MEGATRON),$(error MEGATRON= is a checkout of Megatron-LM)) $(ARGS)
