@@ -24,8 +24,7 @@ class Framework:
 
     Attributes:
         names: its distribution, and others that have the same modules.
-        oldest, newest: the tested versions; None: none was. Later numbers of a version, such as that
-            of a patch, do not count.
+        oldest, newest: the tested versions; None: none was. Later numbers do not count.
         adapters: what fits it in this package: modules, or a function or class.
         only: the versions that were tested, if not all between `oldest` and `newest` were.
     """
@@ -38,7 +37,7 @@ class Framework:
 
 
 def _recorded(name: str, adapter: str, *only: Version) -> Framework:
-    """Return a framework whose interfaces were recorded in these versions alone, in rising order."""
+    """Return a framework whose interfaces were recorded in these versions, in rising order."""
     return Framework((name,), only[0], only[-1], (adapter,), only)
 
 
