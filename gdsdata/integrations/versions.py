@@ -22,7 +22,8 @@ def importing(framework: str) -> Iterator[None]:
     Warns:
         RuntimeWarning: the tests did not run with this version.
     """
-    (found,) = (one for known, one in zip(FRAMEWORKS, installed(), strict=True) if framework in known.names)
+    (names,) = (one.names for one in FRAMEWORKS if framework in one.names)
+    (found,) = (one for one in installed() if one.name in names)
     tested = f"gdsdata's adapter of {framework} was tested with version {found.tested}"
     try:
         yield
