@@ -2,10 +2,10 @@
 
     torchrun --standalone --nproc-per-node=2 tests/hf_trainer_ranks.py FOLDER STORAGE
 
-STORAGE is slow, full, late or refuses: the last two are those of rank 1, which writes the state of
-its random generators alone. Each rank writes FOLDER/rank-R.json: the error that its training
-raised, whether the last checkpoint was complete at its end, and whether it had the file of rank 1
-when it became complete.
+STORAGE is slow, full, twice (full at the first of two saves), late or refuses. The last two are
+those of rank 1, which writes the state of its random generators alone. Each rank writes
+FOLDER/rank-R.json: the error that its training raised, whether the last checkpoint was complete at
+its end, and whether it had the file of rank 1 when it became complete.
 """
 
 import errno
@@ -30,7 +30,7 @@ def main():
 
     def write_slowly(job, path, *arguments):
         time.sleep(0.3 if storage in ("slow", "full") else 0)
-        if storage == "full":
+        if storage in ("full", "twice"):
             raise IoError(errno.ENOSPC, "the disk is full", path)
         return write(job, path, *arguments)
 
@@ -50,10 +50,23 @@ def main():
 
     transformers.Trainer._save_rng_state = save_rng_of_rank_1
     hf_trainer_background._complete = complete_and_look
+
+    def as_values(batch):
+        return {"values": batch}
+
+    def slow_batch(batch):
+        time.sleep(0.2)  # the first save has failed when the second begins
+        return {"values": batch}
+
     arguments = transformers.TrainingArguments(
-        str(folder / "run"), max_steps=4, save_steps=4, use_cpu=True, report_to="none", disable_tqdm=True
+        str(folder / "run"),
+        max_steps=4,
+        save_steps=2 if storage == "twice" else 4,
+        use_cpu=True,
+        report_to="none",
+        disable_tqdm=True,
     )
-    data = integrations_script.read(folder, transform=lambda batch: {"values": batch})
+    data = integrations_script.read(folder, transform=slow_batch if storage == "twice" else as_values)
     trainer = hf_trainer.use(
         transformers.Trainer(integrations_script.Model(), arguments), train=data, checkpoints="background"
     )

@@ -197,6 +197,7 @@ OF_ANOTHER = "RuntimeError: another process could not write a checkpoint"
     [
         ("slow", [None, None]),
         ("full", ["IoError: the disk is full", OF_ANOTHER]),
+        ("twice", ["IoError: the disk is full", OF_ANOTHER]),
         ("late", [None, None]),
         ("refuses", [OF_ANOTHER, "OSError: [Errno 5] rank 1 cannot write"]),
     ],

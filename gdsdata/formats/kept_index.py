@@ -242,7 +242,8 @@ def _are_as_they_were(index: SampleIndex, folders: list[list], others: list[list
 
 def _in_any_order(count: int) -> np.ndarray:
     """Return 0 .. count - 1, in an order that differs from time to time: int64 (count,)."""
-    first, stride = (random.randrange(max(1, count)) for _ in range(2))  # numpy.random takes 5 ms to import
+    own = random.Random()  # a program's own stream stays as it is; numpy.random takes 5 ms to import
+    first, stride = (own.randrange(max(1, count)) for _ in range(2))
     while math.gcd(stride, count) > 1:
         stride += 1
     return (first + stride * np.arange(count, dtype=np.int64)) % max(1, count)

@@ -82,22 +82,32 @@ class BackgroundTrainerMixin(TrainerMixin):
         if saves is None or trial is not None or self._is_of_others():
             return super()._save_checkpoint(model, trial)
         folder = os.path.join(os.path.abspath(self.args.output_dir), f"checkpoint-{step}")
-        with self._all_succeed():  # each process writes the state of its random generators
-            if not self._is_deferred():
-                return super()._save_checkpoint(model, trial)
-            # Two saves of a step would share files, and an earlier step would look like a rest.
+        # Two saves of a step would share files, and an earlier step would look like a rest.
+        with self._all_succeed():
             saves.raise_unseen(only_ended=step > self._last_step)
-            self._last_step = saves.step = step
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(os.path.join(folder, STATE_OF_TRAINER))  # an older checkpoint of this step is replaced
-            try:
-                with _state_aside(self.state, self.args), deferring(saves, folder):
-                    super()._save_checkpoint(model, trial)
-            finally:
-                self.args.save_total_limit = limit
+        self._last_step = saves.step = step
+        if not self._is_deferred():
+            return super()._save_checkpoint(model, trial)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(folder, STATE_OF_TRAINER))  # an older checkpoint of this step is replaced
+        try:
+            with _state_aside(self.state, self.args), deferring(saves, folder):
+                super()._save_checkpoint(model, trial)
+        finally:
+            self.args.save_total_limit = limit
         best = self.state.best_model_checkpoint
         saves.behind(functools.partial(_complete, folder, limit, best and os.path.abspath(best)))
         return None
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """Have each process write its file, and wait for all: no checkpoint is complete before.
+
+        The Trainer's own collectives of a save come before, so an error here meets none of them.
+        """
+        if self._saves is None or self._is_of_others():
+            return super()._save_rng_state(output_dir)
+        with self._all_succeed():
+            return super()._save_rng_state(output_dir)
 
     def _finalize_training(self, *arguments: Any, **named: Any) -> Any:
         if self._saves is not None:  # the best checkpoint may be loaded, and others removed
@@ -136,7 +146,7 @@ class BackgroundTrainerMixin(TrainerMixin):
 
 
 # The methods of a Trainer that `BackgroundTrainerMixin` overrides besides those of `TrainerMixin`.
-_OVERRIDDEN = ("train", "_save_checkpoint", "_finalize_training")
+_OVERRIDDEN = ("train", "_save_checkpoint", "_save_rng_state", "_finalize_training")
 
 
 @contextlib.contextmanager

@@ -69,7 +69,8 @@ class Credentials(NotPickled):
         One that was fetched just now is kept: another thread has renewed it.
         """
         with self._renewing:
-            if steady_s() >= self._fetched_at + _NEW_S:
+            # One that had ended when it was fetched may have a successor by now.
+            if steady_s() >= min(self._fetched_at + _NEW_S, self._ends_at):
                 self._secret, self._renew_at = None, -math.inf
 
     def doubt(self, age_s: float) -> None:
