@@ -140,6 +140,14 @@ def test_a_secret_that_a_server_refuses_is_renewed_once(clock):
         assert holder.current().token == "2"
 
 
+def test_a_refused_secret_that_had_ended_when_it_was_fetched_is_fetched_again_at_once(clock):
+    ends = [-1.0, 3600.0]  # a file of keys that is about to be rewritten
+    holder = credentials.Credentials(lambda: Token(str(len(ends)), expires_at=clock.now + ends.pop(0)))
+    assert holder.current().token == "2"
+    holder.distrust()
+    assert holder.current().token == "1"
+
+
 def test_a_secret_that_is_doubted_is_kept_until_there_is_a_newer_one(clock):
     answers = [Token("1"), OSError("no"), Token("2")]
 

@@ -140,6 +140,14 @@ def test_a_date_of_retry_after_is_compared_with_the_servers_clock(monkeypatch, w
     assert script.slept == [7.0]
 
 
+def test_a_date_of_retry_after_is_compared_with_ours_if_the_server_has_no_clock(monkeypatch):
+    monkeypatch.setattr(transport.time, "time", lambda: 1.7e9)
+    headers = {"date": formatdate(5.0, usegmt=True), "retry-after": formatdate(1.7e9 + 7, usegmt=True)}
+    script = Script(monkeypatch, (503, headers, b""), OK)
+    transport.send(GET)
+    assert script.slept == [7.0]
+
+
 def test_a_server_that_was_never_reached_ends_early(monkeypatch):
     script = Script(monkeypatch, ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"))
     with pytest.raises(IoError, match="Connection refused.*server runs") as caught:

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from gdsdata.storage.fork_safe import ForkSafeLock
 from gdsdata.storage.secret import Anonymous, NotPickled, Secret, steady_s
@@ -28,6 +28,17 @@ _OF_EACH_SECRET = {"expires_at", "source"}
 _now = time.time  # compared with the end of a secret, once: the clock may be set afterwards
 
 
+class _Kept(NamedTuple):
+    """A secret, when it is to be renewed, and when it ends: seconds of `steady_s`."""
+
+    secret: Secret | None
+    renew_at: float
+    ends_at: float
+
+
+_NOTHING = _Kept(None, -math.inf, -math.inf)
+
+
 class Credentials(NotPickled):
     """A secret, and a newer one before it expires. Thread-safe: one thread renews at a time.
 
@@ -40,26 +51,26 @@ class Credentials(NotPickled):
     def __init__(self, fetch: Callable[[], Secret]) -> None:
         self._fetch = fetch
         self._renewing = ForkSafeLock()
-        self._secret: Secret | None = None
-        # Seconds of `steady_s`.
-        self._renew_at = self._ends_at = self._fetched_at = self._tried_at = -math.inf
+        self._kept = _NOTHING  # replaced as a whole: `current` reads it without the lock
+        self._fetched_at = self._tried_at = -math.inf  # seconds of `steady_s`
 
     def __repr__(self) -> str:
         return "Credentials()"
 
     def current(self) -> Secret:
         """Return the secret to sign with now."""
-        secret = self._secret
-        if secret is not None and steady_s() < self._renew_at:
-            return secret
-        is_usable = secret is not None and steady_s() < self._ends_at - _USABLE_S
-        if not self._renewing.acquire(blocking=not is_usable):
-            assert secret is not None
-            return secret
+        kept = self._kept
+        if kept.secret is not None and steady_s() < kept.renew_at:
+            return kept.secret
+        usable = kept.secret if steady_s() < kept.ends_at - _USABLE_S else None
+        if not self._renewing.acquire(blocking=usable is None):
+            assert usable is not None
+            return usable
         try:
-            if self._secret is not None and self._secret is not secret and steady_s() < self._renew_at:
-                return self._secret  # another thread renewed it while this one waited
-            return self._renew(secret if is_usable else None)
+            newer = self._kept
+            if newer.secret is not None and newer.secret is not kept.secret and steady_s() < newer.renew_at:
+                return newer.secret  # another thread renewed it while this one waited
+            return self._renew(usable)
         finally:
             self._renewing.release()
 
@@ -70,8 +81,8 @@ class Credentials(NotPickled):
         """
         with self._renewing:
             # One that had ended when it was fetched may have a successor by now.
-            if steady_s() >= min(self._fetched_at + _NEW_S, self._ends_at):
-                self._secret, self._renew_at = None, -math.inf
+            if steady_s() >= min(self._fetched_at + _NEW_S, self._kept.ends_at):
+                self._kept = _NOTHING
 
     def doubt(self, age_s: float) -> None:
         """Fetch a new secret at the next call, because a server refuses what this one signed.
@@ -85,7 +96,7 @@ class Credentials(NotPickled):
         with self._renewing:
             now = steady_s()
             if self._fetched_at <= now - age_s and now >= self._tried_at + _NEW_S:
-                self._renew_at = -math.inf
+                self._kept = self._kept._replace(renew_at=-math.inf)
 
     def _renew(self, usable: Secret | None) -> Secret:
         self._tried_at = steady_s()
@@ -94,12 +105,11 @@ class Credentials(NotPickled):
         except Exception:
             if usable is None:
                 raise
-            self._renew_at = steady_s() + _PAUSE_S
+            self._kept = self._kept._replace(renew_at=steady_s() + _PAUSE_S)
             return usable
         life_s, now = fetched.expires_at - _now(), steady_s()
         in_s = life_s - min(_EARLY_S, life_s / 4) if 0 < life_s < math.inf else max(life_s, _NEW_S)
-        self._renew_at, self._ends_at = now + in_s, now + life_s
-        self._secret, self._fetched_at = fetched, now
+        self._kept, self._fetched_at = _Kept(fetched, now + in_s, now + life_s), now
         return fetched
 
 

@@ -23,6 +23,7 @@ _ATTEMPT_S, _SLOWEST_BYTES_PER_S = 30.0, 500_000.0
 _FIRST_WAIT_S, _MOST_WAIT_S = 0.1, 20.0
 # A server that was not reached once is most likely a wrong address.
 _UNREACHED_S = 12.0
+_MOST_ASKED_S = 24 * 3600.0  # by a date in Retry-After
 _MOST_MOVES = 5
 # Headers that signing adds, and that everybody may see.
 _NO_SECRETS = {"host", "date", "x-amz-date", "x-goog-date", "x-ms-date", "x-ms-version", "x-amz-content-sha256"}
@@ -234,4 +235,6 @@ def _asked_wait_s(headers: Mapping[str, str]) -> float:
     if until_s is None:
         return 0.0
     theirs_s = failures.time_of(headers.get("date", ""))  # this machine's clock may be wrong
-    return min(max(0.0, until_s - (time.time() if theirs_s is None else theirs_s)), 1e6)
+    if theirs_s is None or until_s - theirs_s > _MOST_ASKED_S:  # the server has none that is right
+        theirs_s = time.time()
+    return min(max(0.0, until_s - theirs_s), 1e6)
