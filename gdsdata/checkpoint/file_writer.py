@@ -6,7 +6,6 @@ import contextlib
 import functools
 import itertools
 import os
-import tempfile
 import zlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -366,16 +365,26 @@ def sync_folder(path: str) -> None:
     _sync(path, os.O_RDONLY | os.O_DIRECTORY)
 
 
-def file_time_ns(folder: str) -> int:
-    """Return the modification time of a file that is made now: this machine's clock may be wrong.
+@contextlib.contextmanager
+def synced_below(folder: str) -> Iterator[None]:
+    """For ``with``: sync all files below a folder that the block writes, and the folders.
 
-    0 if no file can be made: no file is older.
+    No time is compared with this machine's clock, which may be set meanwhile.
     """
-    try:
-        with tempfile.TemporaryFile(dir=folder) as file:
-            return os.fstat(file.fileno()).st_mtime_ns
-    except OSError:
-        return 0
+    before = _files_below(folder)
+    yield
+    for path, _ in _files_below(folder) - before:
+        sync_file(path)
+    for directory, _, _ in os.walk(folder):
+        sync_folder(directory)
+    sync_folder(os.path.dirname(os.path.abspath(folder)))
+
+
+def _files_below(folder: str) -> set[tuple[str, tuple[int, int, int]]]:
+    """Return the files below a folder, and for each what differs once it is written."""
+    paths = [os.path.join(directory, name) for directory, _, names in os.walk(folder) for name in names]
+    found = [(path, os.stat(path)) for path in paths if os.path.isfile(path)]
+    return {(path, (status.st_ino, status.st_mtime_ns, status.st_size)) for path, status in found}
 
 
 def sync_file(path: str) -> None:

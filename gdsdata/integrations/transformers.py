@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from gdsdata.checkpoint.file_writer import file_time_ns, make_folder, sync_file, sync_folder
+from gdsdata.checkpoint.file_writer import make_folder, synced_below
 from gdsdata.checkpoint.gc_pause import collector_paused
 from gdsdata.checkpoint.open_object import read_object
 from gdsdata.checkpoint.safetensors.installed import install, uninstall
@@ -102,20 +102,8 @@ def save_pretrained(model: Any, save_directory: str | os.PathLike[str], **kw: An
         raise ValueError(f"{folder}: transformers writes folders: save to one, and upload its files")
     if not os.path.exists(folder):
         make_folder(folder)
-    begun_ns = file_time_ns(folder)
-    with hooks():
-        result = model.save_pretrained(folder, **kw)
-    for directory, _, names in os.walk(folder):
-        for name in names:
-            _sync_if_newer(os.path.join(directory, name), begun_ns)
-        sync_folder(directory)
-    sync_folder(os.path.dirname(os.path.abspath(folder)))
-    return result
-
-
-def _sync_if_newer(path: str, than_ns: int) -> None:
-    if os.path.isfile(path) and os.stat(path).st_mtime_ns >= than_ns:
-        sync_file(path)
+    with synced_below(folder), hooks():
+        return model.save_pretrained(folder, **kw)
 
 
 @contextlib.contextmanager
@@ -131,7 +119,7 @@ def hooks() -> Iterator[None]:
     and shards. Weights are read straight to their device, in batches of at most 256 MiB or one
     larger weight. At most four are in memory besides the tensors that transformers has taken.
 
-    - On the CPU, weights are read. transformers alone maps the file, and first uses read it then.
+    - On the CPU, weights are read now. transformers alone maps the file: the first use reads it.
     - Shards of a rank, and tensors that are quantized on the way, are read one by one. transformers
       reads files other than safetensors, and weights that it offloads to a disk.
     """
