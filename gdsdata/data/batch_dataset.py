@@ -6,7 +6,7 @@ import functools
 import pickle
 import types
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch.utils.data import IterableDataset
 
@@ -28,14 +28,18 @@ class BatchDataset(IterableDataset):
             "over it; for a part of the samples pass split= to GDSDataset, as in split=(0, 0.9) and split=(0.9, 1)"
         )
 
-    @property
-    def dataset(self) -> NoReturn:
-        """Refuse what a DataLoader has, and loops that skip batches of one ask for."""
-        raise AttributeError(
-            f"a {type(self).__name__} is no DataLoader, and has no .dataset. A Trainer of transformers takes it by "
-            "gdsdata.integrations.hf_trainer.use(trainer), and a loop of accelerate by "
-            "gdsdata.integrations.accelerate.prepare(accelerator, dataset): both resume behind the last batch"
-        )
+    if not TYPE_CHECKING:  # type checkers would allow any name
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Say what to do in the place of ``.dataset``, which loops that skip batches want."""
+            message = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if name == "dataset":
+                message += (
+                    ", because it is no DataLoader. A Trainer of transformers takes it by "
+                    "gdsdata.integrations.hf_trainer.use(trainer), and a loop of accelerate by "
+                    "gdsdata.integrations.accelerate.prepare(accelerator, dataset): both resume behind the last batch"
+                )
+            raise AttributeError(message, name=name, obj=self)
 
     def _of_user(self) -> dict[str, Any]:
         """Return the user's own functions and objects, by the names of arguments."""
