@@ -178,7 +178,7 @@ def hang(**_):
         row = process.RowProcess(log)
         row.ask("device", device="cpu")
         row.send("load", row="silent:hang")
-        with pytest.raises(process.RowFailed, match=r"no answer for 1 s: .*rows\.log has its threads' stacks"):
+        with pytest.raises(process.RowFailed, match="no answer for 1 s: .*see rows.log"):
             row.receive(timeout=1)
         assert row.process.poll() is not None
     assert "in hang" in (tmp_path / "log").read_text()

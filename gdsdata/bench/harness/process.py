@@ -116,7 +116,7 @@ class RowProcess:
                 self.peak_bytes = max(self.peak_bytes, system.tree_bytes(self.process.pid))
             if time.monotonic() > end:
                 self.kill()
-                raise RowFailed(f"no answer for {timeout} s: the process was ended. rows.log has its threads' stacks")
+                raise RowFailed(f"no answer for {timeout} s: the process was ended; see rows.log")
         if sample_memory:
             self.peak_bytes = max(self.peak_bytes, system.tree_bytes(self.process.pid))
         try:
@@ -154,12 +154,13 @@ class RowProcess:
         self.pipe.close()
 
     def kill(self):
-        """End it now. If it still runs, its threads' stacks come to the log first."""
+        """End it now. Its threads' stacks come to the log first, if it has begun to answer."""
         if self.process.poll() is None:
             self.process.send_signal(system.SHOW_STACKS)
             time.sleep(STACKS_SECONDS)
         self.process.kill()
-        self.process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # The kernel may hold it.
+            self.process.wait(ENDING_SECONDS)
 
     def end(self, within_s=ENDING_SECONDS):
         self.dismiss()
