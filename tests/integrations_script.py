@@ -118,22 +118,28 @@ def with_lightning(folder, place, stop_at=None, resumes=False):
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), 0.1)
 
+    settings = {"accumulate_grad_batches": ACCUMULATED, "plugins": [GDSCheckpointIO()]}
+    return lightning_fit(Module(), folder, place, stop_at, resumes, **settings)
+
+
+def lightning_fit(module, folder, place, stop_at, resumes, **settings):
+    """Train a module by Lightning on the CPUs of all ranks; return what its `model` has seen."""
+    import lightning.pytorch as lightning
+
     callbacks = [lightning.callbacks.ModelCheckpoint(place, "stopped", every_n_train_steps=stop_at)] if stop_at else []
     trainer = lightning.Trainer(
         accelerator="cpu",
         devices=int(os.environ.get("WORLD_SIZE", 1)),
         max_epochs=EPOCHS,
         max_steps=stop_at or -1,
-        accumulate_grad_batches=ACCUMULATED,
         callbacks=callbacks,
         enable_checkpointing=bool(callbacks),
-        plugins=[GDSCheckpointIO()],
         default_root_dir=place,
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
+        **settings,
     )
-    module = Module()
     trainer.fit(module, read(folder), ckpt_path=place / "stopped.ckpt" if resumes else None)
     return module.model.seen
 

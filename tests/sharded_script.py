@@ -14,7 +14,7 @@ import warnings
 from pathlib import Path
 
 import torch
-from integrations_script import EPOCHS, read
+from integrations_script import EPOCHS, lightning_fit, read
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 import gdsdata
@@ -55,24 +55,8 @@ def with_lightning(folder, place, stops=False, resumes=False):
         def configure_optimizers(self):
             return torch.optim.AdamW(self.parameters(), 0.01)
 
-    saves = [lightning.callbacks.ModelCheckpoint(place, "stopped", every_n_train_steps=STOP_AFTER)] if stops else []
-    ranks = int(os.environ["WORLD_SIZE"])
-    trainer = lightning.Trainer(
-        accelerator="cpu",
-        devices=ranks,
-        strategy=ModelParallelStrategy(data_parallel_size=ranks, tensor_parallel_size=1),
-        max_epochs=EPOCHS,
-        max_steps=STOP_AFTER if stops else -1,
-        callbacks=saves,
-        enable_checkpointing=stops,
-        default_root_dir=place,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    module = Module()
-    trainer.fit(module, read(folder), ckpt_path=place / "stopped.ckpt" if resumes else None)
-    return module.model.seen
+    strategy = ModelParallelStrategy(data_parallel_size=int(os.environ["WORLD_SIZE"]), tensor_parallel_size=1)
+    return lightning_fit(Module(), folder, place, STOP_AFTER if stops else None, resumes, strategy=strategy)
 
 
 def with_accelerate(folder, place, stops=False, resumes=False):

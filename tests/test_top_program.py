@@ -13,6 +13,7 @@ import sys
 import termios
 import time
 import urllib.request
+from importlib.util import find_spec
 
 import pytest
 from helpers import REPOSITORY, default_interrupts
@@ -72,10 +73,10 @@ def terminal():
     os.close(theirs)
 
 
-def screen_with(wanted, ours):
-    """Return what a terminal shows once it has the pattern, or after a while."""
-    shown, until = "", time.monotonic() + PATIENCE_S
-    while not re.search(wanted, shown) and time.monotonic() < until:
+def screen_with(wanted, ours, until=lambda: False):
+    """Return what a terminal shows once it has the pattern or `until` holds, or after a while."""
+    shown, ends = "", time.monotonic() + PATIENCE_S
+    while not re.search(wanted, shown) and not until() and time.monotonic() < ends:
         if select.select([ours], [], [], 0.2)[0]:
             shown += re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", os.read(ours, 65536).decode(errors="replace"))
     return shown
@@ -86,14 +87,15 @@ def got(url):
         return answer.status, answer.read().decode()
 
 
+@pytest.mark.skipif(find_spec("rich") is None, reason="rich is not installed")
 def test_a_program_that_trains_is_shown_with_rates_in_a_terminal(environment, training_pid, terminal):
-    pytest.importorskip("rich")
     ours, theirs = terminal
     arguments = ["-m", "gdsdata.top", "--pid", training_pid, "--every", "0.3"]
     with program(arguments, environment, stdin=theirs, stdout=theirs, stderr=theirs) as top:
         rates = rf"{training_pid} +– +-c +[1-9][0-9.]* [kM]?B/s +[1-9][0-9.]*/s"  # the speed, and batches
         assert re.search(rates, shown := screen_with(rates, ours)), shown
         top.send_signal(signal.SIGINT)
+        screen_with("(?!)", ours, until=lambda: top.poll() is not None)  # or it may wait for room to write
         assert top.wait(PATIENCE_S) == 0
 
 

@@ -41,9 +41,10 @@ def start_again() -> None:
         shutil.rmtree(folder)
         return
     file.write_bytes(bytes(8 * SLOTS))
-    os.environ.update(LD_PRELOAD=str(library), WALL_CLOCK_FILE=str(file))
+    others = os.environ.get("LD_PRELOAD", "")
+    os.environ.update(LD_PRELOAD=f"{library}:{others}", WALL_CLOCK_FILE=str(file))
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, *sys.argv])
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 class Clocks:
@@ -68,7 +69,10 @@ def clocks() -> Clocks | None:
     file = os.environ.pop(_FILE, None)
     if file is None:
         return None
-    os.environ.pop("LD_PRELOAD")
-    made = Clocks(Path(file))
-    shutil.rmtree(Path(file).parent)
-    return made
+    os.environ["LD_PRELOAD"] = os.environ["LD_PRELOAD"].partition(":")[2]
+    try:
+        return Clocks(Path(file))
+    except AttributeError:  # the loader could not load the library, and has said so
+        return None
+    finally:
+        shutil.rmtree(Path(file).parent)
