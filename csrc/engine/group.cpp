@@ -92,7 +92,9 @@ void Group::segment_ended(const RouteBytes& bytes, std::optional<Error> error) n
     }
   }
   if (open_segments_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-  const auto on_done = std::move(request_.on_done);  // the owner may edit and submit again from now on
+  // The owner may edit and submit again from now on. `exchange`, because libc++ leaves a function
+  // that is moved from as it was, and this one may hold its owner.
+  const auto on_done = std::exchange(request_.on_done, nullptr);
   try {
     on_done();
   } catch (...) {  // it must not throw, but the worker's other groups must end

@@ -251,6 +251,21 @@ std::shared_ptr<Group> group_of_one(const std::string& path, Bytes& memory) {
   return group;
 }
 
+// libc++, which wheels are built with, leaves a function that is moved from as it was.
+TEST(Engine, HoldsNothingOfWhatItCalledAtTheEndOfAGroup) {
+  TemporaryFolder folder;
+  const auto engine = make_engine();
+  Bytes memory(1000);
+  const auto group = group_of_one(folder.write("a", memory), memory);
+  auto owner = std::make_shared<int>();
+  const std::weak_ptr<int> held = owner;
+  group->edit().on_done = [owner = std::move(owner)] {};
+  engine->submit(group);
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  while (!held.expired() && std::chrono::steady_clock::now() < until) std::this_thread::yield();
+  EXPECT_TRUE(held.expired());
+}
+
 TEST(Pending, EndsWhetherSomebodyWaitsOrNot) {
   TemporaryFolder folder;
   const Bytes content = random_bytes(1 << 20, 1);
