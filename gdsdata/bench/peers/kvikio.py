@@ -11,6 +11,7 @@ import os
 from typing import Any
 
 import numpy as np
+import torch
 
 from gdsdata.bench.data.checkpoints import describe_safetensors
 from gdsdata.bench.data.made import sync
@@ -249,12 +250,17 @@ class RemoteHandle(RemotePeer):
     def read(self, feed, take):
         under_way: collections.deque = collections.deque()
         for place, piece in feed:
-            memory = np.empty(piece.length, np.uint8)
+            memory = self.memory(piece.length)
             under_way.append((place, memory, self.files[piece.key].pread(memory, piece.length, piece.offset)))
             if len(under_way) >= 2 * self.connections:
                 self.take_first(under_way, take)
         while under_way:
             self.take_first(under_way, take)
+
+    def memory(self, size_bytes):
+        if device.is_cuda(self.device):
+            return torch.empty(size_bytes, dtype=torch.uint8, device=self.device)
+        return np.empty(size_bytes, np.uint8)
 
     def take_first(self, under_way, take):
         place, memory, done = under_way.popleft()

@@ -33,7 +33,7 @@ class Feed:
 
 
 class RemotePeer(Peer):
-    """Reads pieces of objects into host memory, `connections` of them at a time.
+    """Reads pieces of objects, `connections` of them at a time, to the host or to the device.
 
     A class has `read(feed, take)`, which calls `take(place, bytes)` for each (place, piece) of the
     feed, from any thread and in any order. The bytes need not be valid after that. A class with an

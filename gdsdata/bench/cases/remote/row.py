@@ -6,9 +6,11 @@ import threading
 import time
 
 import numpy as np
+import torch
 
 from gdsdata.bench.data.objects import Truth
 from gdsdata.bench.harness.row import Row
+from gdsdata.bench.measure import device
 from gdsdata.bench.peers.object_clients import Feed
 
 VERIFIED_BYTES = 512 * 2**20  # of one pass over the pieces, at most
@@ -31,7 +33,7 @@ class RemoteRow(Row):
         check = Check(due, Truth(self.objects))
         try:
             self.construct(self.connections)
-            self.peer.read(Feed(due), check.take)
+            self.read(Feed(due), check.take)
             check.end()
             rates = {}
             for count in self.counts if len(self.counts) > 1 and self.peer_class.tunes else []:
@@ -59,16 +61,41 @@ class RemoteRow(Row):
     def timed(self, seconds):
         """Return bytes, seconds and pieces of a run; connections are opened before."""
         warm_up = Lengths(self.pieces)
-        self.peer.read(Feed(self.pieces[: WARM_UP * self.peer.connections]), warm_up.take)
+        self.read(Feed(self.pieces[: WARM_UP * self.peer.connections]), warm_up.take)
         self.start_cpu_clock()
         lengths, started = Lengths(self.pieces), time.perf_counter()
-        self.peer.read(Feed(self.pieces, seconds), lengths.take)
+        self.read(Feed(self.pieces, seconds), lengths.take)
         return sum(lengths.found), time.perf_counter() - started, len(lengths.found)
+
+    def read(self, feed, take):
+        """Have the peer read. Pieces are on the device when they are taken."""
+        there = ToDevice(self.device, max(piece.length for piece in self.pieces))
+        self.peer.read(feed, lambda place, content: take(place, there.of(content)))
+        device.synchronize(self.device)
 
     def run(self, dtype, cache):
         self.construct(self.connections)
         moved, elapsed, count = self.timed(self.settings.run_seconds)
         return self.figures(moved, elapsed) | {"pieces_per_s": count / elapsed}
+
+
+class ToDevice:
+    """Copies pieces that are in host memory to the device, through pinned memory of each thread."""
+
+    def __init__(self, name, most_bytes):
+        self.name, self.most_bytes, self.of_thread = name, most_bytes, threading.local()
+
+    def of(self, content):
+        """Return a piece on the device. One that is there stays as it is."""
+        if not device.is_cuda(self.name) or isinstance(content, torch.Tensor):
+            return content
+        if not hasattr(self.of_thread, "slots"):
+            device.open_context(self.name)
+            self.of_thread.slots = device.PinnedSlots(self.name, (self.most_bytes,), torch.uint8, count=2)
+        came = np.frombuffer(content, np.uint8)
+        part = self.of_thread.slots.next()[: len(came)]
+        part.numpy()[:] = came
+        return self.of_thread.slots.send(part)
 
 
 class Lengths:
@@ -78,7 +105,8 @@ class Lengths:
         self.pieces, self.found = pieces, []
 
     def take(self, place, content):
-        count, piece = memoryview(content).nbytes, self.pieces[place or 0]  # all are of one length if there is no place
+        count = content.nbytes if isinstance(content, torch.Tensor) else memoryview(content).nbytes
+        piece = self.pieces[place or 0]  # all are of one length if there is no place
         if count != piece.length:
             raise ValueError(f"{piece}: {count:,} bytes came")
         self.found.append(count)
@@ -105,9 +133,9 @@ class Check:
         return next((place for place in alike if place not in self.seen), alike[0])
 
     def take(self, place, content):
-        got = np.frombuffer(content, np.uint8)
+        got = content.cpu().numpy() if isinstance(content, torch.Tensor) else np.frombuffer(content, np.uint8)
         with self.lock:
-            place = self.place_of(content) if place is None else place
+            place = self.place_of(got) if place is None else place
             piece = self.pieces[place]
             expected = self.truth.of(piece)
             if place in self.seen:

@@ -62,7 +62,7 @@ class RemotePieces(RemotePeer):
         dataset, left = self.dataset(lengths.pop()), len(feed.pieces)
         while feed.ends or left > 0:
             for batch in dataset:
-                for sample in batch.numpy()[: None if feed.ends else left]:
+                for sample in (batch if batch.is_cuda else batch.numpy())[: None if feed.ends else left]:
                     take(None, sample)
                 left -= len(batch)
                 if time.perf_counter() > feed.ends + MOST_OVERTIME_S if feed.ends else left <= 0:
