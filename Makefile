@@ -176,9 +176,13 @@ test-wheels: $(INSTALLED)  ## the wheel of dist/ in a fresh environment: the doc
 clean-machine:  ## follow docs/start.md in a bare Debian or Ubuntu, as root: ARGS="--suite jammy", "--arch aarch64", "--tests FILE"
 	@$(PYTHON) .ci/clean_machine.py $(ARGS)
 
+.PHONY: test-wheel-engine
+test-wheel-engine: build/.wheel-tools  ## the C++ engine's tests as wheels are compiled, with libc++: ARGS="engine_test.cpp"
+	@build/wheel-tools/bin/python .ci/engine_tests.py $(ARGS)
+
 .PHONY: test-emulated
-test-emulated: build/.wheel-tools  ## the C++ engine's tests, compiled for aarch64 and emulated: ARGS="--page-bytes 65536"
-	@build/wheel-tools/bin/python .ci/emulated_tests.py $(ARGS)
+test-emulated: build/.wheel-tools  ## the same for aarch64, emulated: ARGS="--page-bytes 65536"
+	@build/wheel-tools/bin/python .ci/engine_tests.py --arch aarch64 $(ARGS)
 
 .PHONY: lint-workflows
 lint-workflows: build/.actionlint  ## actionlint over .github/workflows/; in CI (CI=true) it is an error if there is no Go

@@ -1,4 +1,5 @@
 // The order of segments, and the workers that are woken for them.
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -146,7 +147,7 @@ TEST(SegmentQueue, NothingIsSpareWhileAWorkerWaits) {
   std::atomic<pid_t> thread{0};
   std::atomic<int> took{0};
   std::thread worker([&] {
-    thread = ::gettid();
+    thread = static_cast<pid_t>(::syscall(SYS_gettid));
     Segment segment;
     while (queue.pop(segment, /*wait=*/true)) ++took;
   });

@@ -1,8 +1,9 @@
-"""Run the engine's own tests for another processor: `.ci/emulated_tests.py [--page-bytes 65536]`.
+"""Run the engine's own tests as wheels are built: `.ci/engine_tests.py [--arch aarch64]`.
 
-The objects are those of the wheels for aarch64, and qemu-user runs the tests. It needs Debian's
-packages qemu-user-static and googletest, and nothing of the other system but its C library, which
-it unpacks below build/. qemu-user has no io_uring, and tests of it are skipped.
+The objects are those of the wheels. Their C++ library is libc++, and everywhere else it is that of
+the machine's compiler. qemu-user runs the tests of another processor (`--page-bytes 65536`). For
+these it unpacks a C library below build/, and there is no io_uring. Debian's packages googletest
+and, for another processor, qemu-user-static are needed.
 """
 
 from __future__ import annotations
@@ -34,9 +35,11 @@ def build(target: wheels.Target, names: list[str], jobs: int) -> Path:
     sources += [GOOGLETEST / "src" / "gtest-all.cc", GOOGLETEST / "src" / "gtest_main.cc"]
     own = [*sources, Path("csrc/python/lease.cpp")]  # the only one there that needs no Python
     program = place / "engine_tests"
-    rules.link(program, [*rules.common_objects(), *rules.objects(own, place, flags, {})], ["-pthread", "-ldl"])
+    # Tests put functions of their own in the place of the C library's.
+    tests = rules.objects(own, place, [*flags, "-fvisibility=default"], {})
+    rules.link(program, [*rules.common_objects(), *tests], ["-pthread", "-ldl"])
     for name in FAKES:
-        made = rules.objects([TESTS / f"fake_{name}.cpp"], place, flags, {})
+        made = rules.objects([TESTS / f"fake_{name}.cpp"], place, [*flags, "-fvisibility=default"], {})
         rules.link(place / f"libfake{name}.so", made, ["-shared", "-ldl"])
     rules.build(jobs)
     return program
@@ -45,21 +48,24 @@ def build(target: wheels.Target, names: list[str], jobs: int) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("tests", nargs="*", metavar="base_test.cpp", help="files of tests/cpp, default: all")
-    parser.add_argument("--arch", choices=("aarch64",), default="aarch64")
-    parser.add_argument("--page-bytes", type=int, default=4096, choices=(4096, 16384, 65536), help="a system's pages")
+    parser.add_argument("--arch", choices=("x86_64", "aarch64"), default=os.uname().machine)
+    parser.add_argument("--page-bytes", type=int, default=4096, choices=(4096, 16384, 65536), help="that qemu-user has")
     parser.add_argument("--filter", default="*", help="as of GTEST_FILTER")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     arguments = parser.parse_args()
+    is_here = arguments.arch == os.uname().machine
     qemu = shutil.which(f"qemu-{arguments.arch}-static") or shutil.which(f"qemu-{arguments.arch}")
-    if qemu is None or not GOOGLETEST.exists():
-        raise SystemExit("emulated_tests: apt-get install qemu-user-static googletest")
+    if not (is_here or qemu) or not GOOGLETEST.exists():
+        raise SystemExit("engine_tests: apt-get install qemu-user-static googletest")
     os.chdir(wheels.ROOT)
     os.environ.setdefault("SOURCE_DATE_EPOCH", packing.commit_time())
     program = build(wheels.Target(arguments.arch), arguments.tests, arguments.jobs)
-    root = headers.debian_package("libc6", arguments.arch)
-    environment = {**os.environ, "QEMU_PAGESIZE": str(arguments.page_bytes), "QEMU_LD_PREFIX": str(root)}
-    command = [qemu, program, "--gtest_brief=1", f"--gtest_filter={arguments.filter}"]
-    raise SystemExit(subprocess.run(command, env=environment).returncode)
+    environment = dict(os.environ)
+    if not is_here:
+        environment["QEMU_PAGESIZE"] = str(arguments.page_bytes)
+        environment["QEMU_LD_PREFIX"] = str(headers.debian_package("libc6", arguments.arch))
+    command = [program, "--gtest_brief=1", f"--gtest_filter={arguments.filter}"]
+    raise SystemExit(subprocess.run(command if is_here else [qemu, *command], env=environment).returncode)
 
 
 if __name__ == "__main__":
