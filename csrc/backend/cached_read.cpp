@@ -148,9 +148,13 @@ void CachedRead::begin_fetch(std::unique_ptr<Fetch> fetch) {
   shared->push_back(std::move(fetch));
   RangeRead::begin(
       client_, request_.file->remote(), range,
-      [shared, first = range.begin](uint64_t offset, std::span<const std::byte> bytes) {
-        std::memcpy(shared->front()->bytes.get() + (offset - first), bytes.data(), bytes.size());
-      },
+      {[shared, first = range.begin](uint64_t offset, std::span<const std::byte> bytes) {
+         std::byte* const place = shared->front()->bytes.get() + (offset - first);
+         if (place != bytes.data()) std::memcpy(place, bytes.data(), bytes.size());
+       },
+       [shared, range](uint64_t offset) {
+         return std::span(shared->front()->bytes.get(), range.length()).subspan(offset - range.begin);
+       }},
       [shared, fetched = fetched_](std::optional<Error> error) {
         shared->front()->error = std::move(error);
         fetched(std::move(*shared));

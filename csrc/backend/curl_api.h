@@ -37,6 +37,7 @@ struct CurlApi {
     kHttpVersion = 84,
     kBufferSize = 98,
     kNoSignal = 99,
+    kConnectOnly = 141,
     kTimeoutMs = 155,
     kConnectTimeoutMs = 156,
     kHttpContentDecoding = 158,
@@ -65,6 +66,7 @@ struct CurlApi {
     kPrivateData = 0x100015,
     kRedirectUrl = 0x10001f,
     kOsErrno = 0x200019,
+    kActiveSocket = 0x50002c,
   };
   // Results of a transfer that the client, judge_failure or their tests name.
   enum Code : int {

@@ -3,14 +3,13 @@
 #include <signal.h>
 
 #include <algorithm>
-#include <cstdio>
+#include <cerrno>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
-#include <new>
 #include <system_error>
 #include <utility>
 
+#include "backend/http_transfer.h"
 #include "tuning.h"
 
 namespace gdsdata {
@@ -18,6 +17,8 @@ namespace gdsdata {
 namespace {
 
 constexpr std::chrono::milliseconds kLongestPoll{1000};
+// Origins whose responses libcurl has to read, at most: a server may name any number by redirects.
+constexpr size_t kMostOfLibcurl = 1024;
 
 // The variables that OpenSSL, AWS's tools, requests and curl read, in this order.
 std::string certificates_of_environment() {
@@ -35,44 +36,11 @@ const CurlApi& libcurl() {
 
 }  // namespace
 
-// An exchange with libcurl's handle for it, from its start until its end is known.
-struct HttpReactor::Transfer {
-  Transfer(HttpReactor& owner, HttpRequest asked, HttpReceiver& takes)
-      : reactor(owner), request(std::move(asked)), receiver(takes) {}
-  ~Transfer();
-  Transfer(const Transfer&) = delete;
-  Transfer& operator=(const Transfer&) = delete;
-
-  void set_up();
-  // Returns false if the receiver ends the exchange.
-  bool give_head() {
-    if (!head_taken) {
-      head_taken = true;
-      refused = !receiver.take_head(std::move(head));
-    }
-    return !refused;
-  }
-  HttpEnd end(int code) noexcept;
-
-  HttpReactor& reactor;
-  const HttpRequest request;
-  HttpReceiver& receiver;
-  CurlApi::Easy easy = nullptr;
-  CurlApi::List* headers = nullptr;
-  Exchange exchange = kNone;  // once libcurl has it
-  HttpHead head;
-  bool head_taken = false;
-  bool refused = false;  // the receiver wants no more
-  size_t sent = 0;
-  std::optional<Error> thrown;
-  char error[CurlApi::kErrorBytes] = {};
-
- private:
-  void add_header(const std::string& line);
-};
-
 HttpReactor::HttpReactor(size_t most_connections)
-    : curl_(libcurl()), most_connections_(most_connections), certificates_(certificates_of_environment()) {
+    : curl_(libcurl()),
+      most_connections_(most_connections),
+      certificates_(certificates_of_environment()),
+      idle_(most_connections) {
   std::error_code unreadable;
   has_certificate_folder_ = std::filesystem::is_directory(certificates_, unreadable);
   multi_ = curl_.multi_init();
@@ -105,6 +73,7 @@ void HttpReactor::stop() {
   tasks_.clear();
   timers_.clear();
   transfers_.clear();
+  idle_.clear();
   for (CurlApi::Easy easy : spare_) curl_.easy_cleanup(easy);
   spare_.clear();
   curl_.multi_cleanup(multi_);
@@ -143,8 +112,8 @@ void HttpReactor::run() {
   ::pthread_sigmask(SIG_BLOCK, &pipe, nullptr);
   for (;;) {
     run_tasks();
-    int running = 0;
     if (curl_due_ && *curl_due_ <= Clock::now()) {
+      int running = 0;
       curl_due_.reset();
       curl_.multi_socket_action(multi_, CurlApi::kNoSocket, 0, &running);
     }
@@ -156,11 +125,7 @@ void HttpReactor::run() {
       if (ends_) return;
       if (!tasks_.empty()) continue;
     }
-    for (const SocketPoll::Ready& ready : sockets_.wait(patience)) {
-      const int events = (ready.readable ? CurlApi::kReadable : 0) | (ready.writable ? CurlApi::kWritable : 0) |
-                         (ready.failed ? CurlApi::kFailed : 0);
-      curl_.multi_socket_action(multi_, ready.socket, events, &running);
-    }
+    for (const SocketPoll::Ready& ready : sockets_.wait(patience)) react(ready);
   }
 }
 
@@ -193,89 +158,116 @@ void HttpReactor::drop(const Timer& timer) { timers_.erase(timer); }
 
 HttpReactor::Exchange HttpReactor::start(HttpRequest request, HttpReceiver& receiver) {
   if (std::this_thread::get_id() != thread_.get_id()) return kNone;  // it has stopped
-  auto made = std::make_unique<Transfer>(*this, std::move(request), receiver);
-  made->set_up();
   const Exchange exchange = ++last_;
+  auto made = std::make_unique<Transfer>(*this, std::move(request), receiver, exchange);
   Transfer& transfer = *(transfers_[exchange] = std::move(made));
-  if (curl_.multi_add_handle(multi_, transfer.easy) != 0) {
+  try {
+    if (begin(transfer)) return exchange;
+  } catch (...) {
     transfers_.erase(exchange);
-    return kNone;
+    throw;
   }
-  transfer.exchange = exchange;
-  return exchange;
+  transfers_.erase(exchange);
+  return kNone;
 }
 
-void HttpReactor::Transfer::add_header(const std::string& line) {
-  CurlApi::List* const longer = reactor.curl_.slist_append(headers, line.c_str());
-  if (longer == nullptr) throw std::bad_alloc();
-  headers = longer;
+// Returns false if libcurl refuses it. Does not call the receiver.
+bool HttpReactor::begin(Transfer& transfer) {
+  transfer.origin = plain_origin(transfer.request);
+  if (transfer.origin.empty() || of_libcurl_.contains(transfer.origin)) return transfer.enter_libcurl();
+  while (!transfer.request.fresh_connection) {
+    auto connection = idle_.take(transfer.origin);
+    if (!connection) break;
+    if (begin_plain(transfer, std::move(*connection)) != PlainExchange::State::kStale) return true;
+    drop_plain(transfer);
+  }
+  return transfer.open_connection();
 }
 
-void HttpReactor::Transfer::set_up() {
-  if (reactor.spare_.empty()) {
-    easy = reactor.curl_.easy_init();
-    if (easy == nullptr) throw std::bad_alloc();
-  } else {
-    easy = reactor.spare_.back();
-    reactor.spare_.pop_back();
+PlainExchange::State HttpReactor::begin_plain(Transfer& transfer, PlainConnection connection) {
+  if (scratch_ == nullptr) scratch_ = std::make_unique_for_overwrite<std::byte[]>(tuning::kHttpBufferBytes);
+  transfer.plain.emplace(std::move(connection), transfer.request, transfer.receiver,
+                         std::span(scratch_.get(), tuning::kHttpBufferBytes));
+  by_socket_[transfer.plain->socket()] = &transfer;
+  return transfer.plain->begin();
+}
+
+void HttpReactor::drop_plain(Transfer& transfer) noexcept {
+  by_socket_.erase(transfer.plain->socket());
+  transfer.plain.reset();
+}
+
+void HttpReactor::cancel(Exchange exchange) {
+  const auto found = transfers_.find(exchange);
+  if (found != transfers_.end()) forget(*found->second);
+}
+
+void HttpReactor::forget(Transfer& transfer) noexcept {
+  if (transfer.plain) by_socket_.erase(transfer.plain->socket());
+  transfers_.erase(transfer.exchange);
+}
+
+void HttpReactor::react(const SocketPoll::Ready& ready) {
+  if (const auto found = by_socket_.find(ready.socket); found != by_socket_.end()) {
+    Transfer& transfer = *found->second;
+    return guard(transfer, [&] { settle(transfer, transfer.plain->advance()); });
   }
-  const auto set = [&](CurlApi::Option option, auto value) { reactor.curl_.easy_setopt(easy, option, value); };
-  for (const std::string& header : request.headers) add_header(header);
-  add_header("Expect:");  // else libcurl waits for a second for servers that do not know it
-  set(CurlApi::kPrivate, this);
-  set(CurlApi::kUrl, request.url.c_str());
-  set(CurlApi::kHttpHeader, headers);
-  set(CurlApi::kNoSignal, 1L);
-  // Else the end of an exchange waits for a lookup of its host, and all others with it. libcurl
-  // before 7.87 does not have this option.
-  set(CurlApi::kQuickExit, 1L);
-  set(CurlApi::kFreshConnect, request.fresh_connection ? 1L : 0L);
-  set(CurlApi::kHttpVersion, CurlApi::kHttp11);  // one connection a range: HTTP/2 would put all on one
-  set(CurlApi::kPathAsIs, 1L);                   // a key may have "/../" in it
-  set(CurlApi::kProtocols, CurlApi::kHttp | CurlApi::kHttps);
-  set(CurlApi::kDnsShuffleAddresses, 1L);
-  set(CurlApi::kTcpKeepAlive, 1L);
-  set(CurlApi::kHttpContentDecoding, 0L);  // ranges are of the bytes as they are stored
-  set(CurlApi::kBufferSize, static_cast<long>(tuning::kHttpBufferBytes));
-  set(CurlApi::kConnectTimeoutMs, static_cast<long>(request.connect_timeout.count()));
-  set(CurlApi::kTimeoutMs, static_cast<long>(request.timeout.count()));
-  set(CurlApi::kErrorBuffer, error);
-  set(CurlApi::kHeaderFunction, &HttpReactor::on_header);
-  set(CurlApi::kHeaderData, this);
-  set(CurlApi::kWriteFunction, &HttpReactor::on_body);
-  set(CurlApi::kWriteData, this);
-  if (!reactor.certificates_.empty()) {
-    set(reactor.has_certificate_folder_ ? CurlApi::kCaPath : CurlApi::kCaInfo, reactor.certificates_.c_str());
+  if (idle_.close_ready(ready.socket)) return;
+  const int events = (ready.readable ? CurlApi::kReadable : 0) | (ready.writable ? CurlApi::kWritable : 0) |
+                     (ready.failed ? CurlApi::kFailed : 0);
+  int running = 0;
+  curl_.multi_socket_action(multi_, ready.socket, events, &running);
+}
+
+// Takes a step of an exchange, which ends with what the step throws.
+template <typename Step>
+void HttpReactor::guard(Transfer& transfer, Step step) noexcept {
+  HttpEnd end;
+  try {
+    return step();
+  } catch (...) {
+    end.thrown = current_error();
   }
-  if (request.method == "HEAD") {
-    set(CurlApi::kNoBody, 1L);
-  } else if (request.method == "PUT" || request.method == "POST") {
-    set(CurlApi::kUpload, 1L);
-    set(CurlApi::kReadFunction, &HttpReactor::on_read);
-    set(CurlApi::kReadData, this);
-    set(CurlApi::kSeekFunction, &HttpReactor::on_seek);
-    set(CurlApi::kSeekData, this);
-    set(CurlApi::kInFileSize, static_cast<int64_t>(request.body.size()));
-    set(CurlApi::kUploadBufferSize, static_cast<long>(tuning::kHttpBufferBytes));
-    if (request.method == "POST") set(CurlApi::kCustomRequest, "POST");
-  } else if (request.method != "GET") {
-    set(CurlApi::kCustomRequest, request.method.c_str());
+  end.code = CurlApi::kWriteError;
+  finish(transfer, end);
+}
+
+void HttpReactor::take_connection(Transfer& transfer) {
+  Descriptor socket = transfer.take_socket();
+  if (socket.get() < 0) throw Failure({ErrorCode::kIo, "no descriptor is left for a connection", "", 0, 0, EMFILE});
+  PlainConnection connection{transfer.origin, WatchedSocket(sockets_, std::move(socket))};
+  connection.socket.watch(/*reads=*/true, /*writes=*/false);
+  settle(transfer, begin_plain(transfer, std::move(connection)));
+}
+
+void HttpReactor::settle(Transfer& transfer, PlainExchange::State state) {
+  switch (state) {
+    case PlainExchange::State::kSending:
+    case PlainExchange::State::kReceiving:
+      return;
+    case PlainExchange::State::kEnded: {
+      by_socket_.erase(transfer.plain->socket());
+      const HttpEnd end = transfer.plain->take_end();
+      if (auto connection = transfer.plain->take_connection()) idle_.keep(std::move(*connection));
+      return finish(transfer, end);
+    }
+    case PlainExchange::State::kStale:
+      drop_plain(transfer);
+      if (!transfer.open_connection()) throw Failure({ErrorCode::kIo, "libcurl refuses a connection"});
+      return;
+    case PlainExchange::State::kUnclear:
+      drop_plain(transfer);
+      if (of_libcurl_.size() >= kMostOfLibcurl) of_libcurl_.clear();
+      of_libcurl_.insert(transfer.origin);
+      if (!transfer.enter_libcurl()) throw Failure({ErrorCode::kIo, "libcurl refuses the request"});
   }
 }
 
-HttpReactor::Transfer::~Transfer() {
-  if (exchange != kNone) reactor.curl_.multi_remove_handle(reactor.multi_, easy);
-  reactor.curl_.slist_free_all(headers);
-  if (easy == nullptr) return;
-  if (reactor.spare_.size() < reactor.most_connections_) {
-    reactor.curl_.easy_reset(easy);
-    reactor.spare_.push_back(easy);
-  } else {
-    reactor.curl_.easy_cleanup(easy);
-  }
+void HttpReactor::finish(Transfer& transfer, const HttpEnd& end) noexcept {
+  HttpReceiver& receiver = transfer.receiver;
+  forget(transfer);
+  receiver.ended(end);
 }
-
-void HttpReactor::cancel(Exchange exchange) { transfers_.erase(exchange); }
 
 void HttpReactor::take_results() {
   int queued = 0;
@@ -283,85 +275,13 @@ void HttpReactor::take_results() {
     if (message->what != CurlApi::kDone) continue;
     Transfer* ended = nullptr;
     curl_.easy_getinfo(message->easy, CurlApi::kPrivateData, &ended);
-    HttpReceiver& receiver = ended->receiver;
-    const HttpEnd end = ended->end(message->result);
-    transfers_.erase(ended->exchange);
-    receiver.ended(end);
-  }
-}
-
-HttpEnd HttpReactor::Transfer::end(int code) noexcept {
-  const CurlApi& curl = reactor.curl_;
-  HttpEnd end;
-  end.code = code;
-  try {
-    long number = 0;
-    if (curl.easy_getinfo(easy, CurlApi::kConnectionsMade, &number) == 0)
-      reactor.connections_made_ += static_cast<uint64_t>(number);
-    const char* redirect_url = nullptr;
-    if (curl.easy_getinfo(easy, CurlApi::kRedirectUrl, &redirect_url) == 0 && redirect_url != nullptr)
-      end.redirect_url = redirect_url;
-    // A response without a body, or a refusal whose body was cut: its status says enough.
-    if (code == CurlApi::kOk || (head.is_complete && head.status >= 300)) give_head();
-    if (code != CurlApi::kOk) {
-      end.reason = error[0] != '\0' ? error : curl.easy_strerror(code);
-      if (curl.easy_getinfo(easy, CurlApi::kOsErrno, &number) == 0) end.system_errno = static_cast<int>(number);
+    const int result = message->result;
+    if (ended->connects() && result == CurlApi::kOk) {
+      guard(*ended, [&] { take_connection(*ended); });
+    } else {
+      finish(*ended, ended->end(result));
     }
-  } catch (...) {
-    thrown = current_error();
   }
-  if (thrown) {
-    end.thrown = std::move(thrown);
-    end.code = CurlApi::kWriteError;
-  }
-  return end;
-}
-
-// libcurl is C: no exception may pass through it. Returns `failure` in the place of one.
-template <typename Call>
-size_t HttpReactor::guarded(Transfer& transfer, size_t failure, Call call) noexcept {
-  try {
-    return call();
-  } catch (...) {
-    transfer.thrown = current_error();
-    return failure;
-  }
-}
-
-size_t HttpReactor::on_header(char* data, size_t size, size_t count, void* user) {
-  auto& transfer = *static_cast<Transfer*>(user);
-  return guarded(transfer, 0, [&] {
-    transfer.head.add_line({data, size * count});
-    return size * count;
-  });
-}
-
-size_t HttpReactor::on_body(char* data, size_t size, size_t count, void* user) {
-  auto& transfer = *static_cast<Transfer*>(user);
-  const size_t bytes = size * count, failure = bytes + 1;  // another number ends the exchange
-  return guarded(transfer, failure, [&] {
-    if (!transfer.give_head()) return failure;
-    if (bytes == 0) return bytes;
-    transfer.refused = !transfer.receiver.take_body({reinterpret_cast<const std::byte*>(data), bytes});
-    return transfer.refused ? failure : bytes;
-  });
-}
-
-size_t HttpReactor::on_read(char* data, size_t size, size_t count, void* user) {
-  auto& transfer = *static_cast<Transfer*>(user);
-  const std::span<const std::byte> body = transfer.request.body;
-  const size_t bytes = std::min(size * count, body.size() - transfer.sent);
-  std::memcpy(data, body.data() + transfer.sent, bytes);
-  transfer.sent += bytes;
-  return bytes;
-}
-
-// libcurl sends the body again if the server had closed a kept connection.
-int HttpReactor::on_seek(void* user, int64_t offset, int origin) {
-  auto& transfer = *static_cast<Transfer*>(user);
-  if (origin != SEEK_SET || offset < 0 || static_cast<uint64_t>(offset) > transfer.request.body.size()) return 1;
-  transfer.sent = static_cast<size_t>(offset);
-  return 0;
 }
 
 int HttpReactor::on_socket(CurlApi::Easy, int socket, int watch, void* reactor, void*) {

@@ -1,7 +1,10 @@
-// One thread that keeps many HTTP exchanges in flight, by libcurl's multi interface.
+// One thread that keeps many HTTP exchanges in flight.
 //
 //   any thread --post--> tasks --> the reactor's thread: start, cancel, at
-//                                     libcurl --> HttpReceiver: head, body, end
+//                                     libcurl, or PlainExchange --> HttpReceiver: head, body, end
+//
+// libcurl's multi interface opens all connections, and exchanges requests over those with TLS. Most
+// GETs without TLS are PlainExchanges.
 #pragma once
 
 #include <atomic>
@@ -17,46 +20,17 @@
 #include <string>
 #include <thread>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
 #include "backend/curl_api.h"
-#include "backend/http_head.h"
+#include "backend/http_receiver.h"
+#include "backend/plain_connections.h"
+#include "backend/plain_exchange.h"
 #include "backend/socket_poll.h"
-#include "base/error.h"
 
 namespace gdsdata {
-
-struct HttpRequest {
-  std::string method = "GET";
-  std::string url;
-  std::vector<std::string> headers;  // "Name: value"
-  std::span<const std::byte> body;   // sent if the method is PUT or POST; lives until the end
-  bool fresh_connection = false;     // none that was used before
-  std::chrono::milliseconds connect_timeout{10'000};
-  std::chrono::milliseconds timeout{0};  // of the whole exchange; 0: none
-};
-
-// How an exchange ended. Without an error, the response is complete. No redirect is followed.
-struct HttpEnd {
-  int code = 0;         // CurlApi::Code
-  std::string reason;   // of an error, for people
-  int system_errno = 0;
-  std::string redirect_url = {};  // absolute; empty: the response is no redirect
-  std::optional<Error> thrown = {};  // by the receiver, or without memory for the response
-};
-
-// Receives one response, on the reactor's thread. No method may block. An exception of `take_head`
-// or `take_body` ends the exchange.
-class HttpReceiver {
- public:
-  virtual ~HttpReceiver() = default;
-  // The final head, before the first byte of the body. Returns false to end the exchange.
-  virtual bool take_head(HttpHead head) = 0;
-  virtual bool take_body(std::span<const std::byte> bytes) = 0;
-  // The last call. The receiver may be destroyed in it. Not called after `cancel`.
-  virtual void ended(const HttpEnd& end) noexcept = 0;
-};
 
 class HttpReactor {
  public:
@@ -93,16 +67,20 @@ class HttpReactor {
 
  private:
   struct Transfer;
+  bool begin(Transfer& transfer);
+  PlainExchange::State begin_plain(Transfer& transfer, PlainConnection connection);
+  void take_connection(Transfer& transfer);
+  void react(const SocketPoll::Ready& ready);
+  void settle(Transfer& transfer, PlainExchange::State state);
+  template <typename Step>
+  void guard(Transfer& transfer, Step step) noexcept;
+  void drop_plain(Transfer& transfer) noexcept;
+  void finish(Transfer& transfer, const HttpEnd& end) noexcept;
+  void forget(Transfer& transfer) noexcept;
   void run();
   void run_tasks();
   std::chrono::milliseconds run_timers();
   void take_results();
-  template <typename Call>
-  static size_t guarded(Transfer& transfer, size_t failure, Call call) noexcept;
-  static size_t on_header(char* data, size_t size, size_t count, void* transfer);
-  static size_t on_body(char* data, size_t size, size_t count, void* transfer);
-  static size_t on_read(char* data, size_t size, size_t count, void* transfer);
-  static int on_seek(void* transfer, int64_t offset, int origin);
   static int on_socket(CurlApi::Easy easy, int socket, int watch, void* reactor, void* unused);
   static int on_timer(CurlApi::Multi multi, long timeout_ms, void* reactor);
 
@@ -111,12 +89,16 @@ class HttpReactor {
   const size_t most_connections_;
   const std::string certificates_;  // of the environment, a file or a folder; empty: libcurl's own
   bool has_certificate_folder_ = false;
+  SocketPoll sockets_;
+  PlainConnections idle_;
+  std::unique_ptr<std::byte[]> scratch_;  // kHttpBufferBytes, for exchanges without TLS
+  std::unordered_set<std::string> of_libcurl_;  // origins whose responses libcurl has to read
   std::unordered_map<Exchange, std::unique_ptr<Transfer>> transfers_;
+  std::unordered_map<int, Transfer*> by_socket_;  // those without TLS
   std::vector<CurlApi::Easy> spare_;  // at most most_connections_, for which it has memory
   Exchange last_ = kNone;
   std::map<Timer, Task> timers_;
   uint64_t last_timer_ = 0;
-  SocketPoll sockets_;
   std::optional<Clock::time_point> curl_due_;  // when libcurl wants to be called, whatever its sockets do
   std::atomic<uint64_t> connections_made_{0};
   std::atomic<bool> stopped_{false};

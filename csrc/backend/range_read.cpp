@@ -62,6 +62,12 @@ class RangeRead::Attempt final : public HttpReceiver {
     return owner_.take_first_byte(*this);
   }
 
+  std::span<std::byte> body_memory() override {
+    if (!is_success(head_.status) || !owner_.sink_.memory_at) return {};
+    const auto memory = owner_.sink_.memory_at(owner_.position_);
+    return memory.first(std::min<uint64_t>(memory.size(), owner_.left().length()));
+  }
+
   bool take_body(std::span<const std::byte> bytes) override {
     if (is_redirect(head_.status)) return true;  // nobody reads it
     if (!is_success(head_.status)) {
@@ -74,7 +80,7 @@ class RangeRead::Attempt final : public HttpReceiver {
       verdict_ = judge_wrong_length(received_ + bytes.size(), received_ + left.length());
       return false;
     }
-    owner_.sink_(owner_.position_, bytes);
+    owner_.sink_.take(owner_.position_, bytes);
     owner_.position_ += bytes.size();
     received_ += bytes.size();
     owner_.last_byte_ = Clock::now();

@@ -22,8 +22,13 @@ namespace gdsdata {
 // Lives until its end. Everything but `begin` happens on a reactor's thread.
 class RangeRead : public std::enable_shared_from_this<RangeRead> {
  public:
-  // Takes bytes at an offset of the object. They come in order, each once.
-  using Sink = std::function<void(uint64_t offset, std::span<const std::byte>)>;
+  struct Sink {
+    // Takes bytes at an offset of the object. They come in order, each once.
+    std::function<void(uint64_t offset, std::span<const std::byte>)> take;
+    // Optional. Returns memory into which the bytes from this offset on may be received before they
+    // are taken; empty if there is none.
+    std::function<std::span<std::byte>(uint64_t offset)> memory_at = nullptr;
+  };
   // The last call. Must not block or throw.
   using Done = std::function<void(std::optional<Error>)>;
   // Returns true once nobody wants the bytes. The range then ends with the attempt in flight,

@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "backend/http_head.h"
-#include "backend/http_reactor.h"
+#include "backend/http_receiver.h"
 #include "base/error.h"
 #include "base/remote_object.h"
 

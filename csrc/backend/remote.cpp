@@ -171,9 +171,10 @@ class RemoteBackend final : public Backend {
     const auto passing = std::make_shared<Passing>(Passing{Scatter(request), Inbox::Completions(1)});
     RangeRead::begin(
         std::move(client), request.file->remote(), {request.offset, request.offset + request.length},
-        [passing](uint64_t offset, std::span<const std::byte> bytes) {
-          passing->bytes += passing->scatter.take(offset, bytes);
-        },
+        {[passing](uint64_t offset, std::span<const std::byte> bytes) {
+           passing->bytes += passing->scatter.take(offset, bytes);
+         },
+         [passing](uint64_t offset) { return passing->scatter.memory_at(offset); }},
         [passing, inbox = inbox_, tag = request.tag, length = request.length](std::optional<Error> error) {
           Completion& completion = passing->completion.front();
           completion.tag = tag;

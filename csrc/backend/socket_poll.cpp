@@ -72,4 +72,16 @@ void SocketPoll::wake() {
   [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &one, sizeof(one));
 }
 
+WatchedSocket& WatchedSocket::operator=(WatchedSocket&& other) noexcept {
+  if (this == &other) return *this;
+  forget();
+  poll_ = other.poll_;
+  socket_ = std::move(other.socket_);
+  return *this;
+}
+
+void WatchedSocket::forget() {
+  if (socket_.get() >= 0) poll_->forget(socket_.get());
+}
+
 }  // namespace gdsdata

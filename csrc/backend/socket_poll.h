@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "base/descriptors.h"
@@ -33,6 +34,24 @@ class SocketPoll {
  private:
   const Descriptor epoll_, wake_;
   std::vector<Ready> ready_;
+};
+
+// A socket that leaves its poll before it is closed. Else the kernel reports it for as long as a
+// forked child has it open.
+class WatchedSocket {
+ public:
+  WatchedSocket(SocketPoll& poll, Descriptor socket) : poll_(&poll), socket_(std::move(socket)) {}
+  WatchedSocket(WatchedSocket&&) noexcept = default;
+  WatchedSocket& operator=(WatchedSocket&& other) noexcept;
+  ~WatchedSocket() { forget(); }
+  int get() const { return socket_.get(); }
+  void watch(bool reads, bool writes) { poll_->watch(get(), reads, writes); }
+
+ private:
+  void forget();
+
+  SocketPoll* poll_;
+  Descriptor socket_;
 };
 
 }  // namespace gdsdata

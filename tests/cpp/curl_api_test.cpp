@@ -37,6 +37,7 @@ TEST(CurlApi, OptionsAreThoseOfTheHeader) {
   EXPECT_EQ(int{CurlApi::kHttpVersion}, CURLOPT_HTTP_VERSION);
   EXPECT_EQ(int{CurlApi::kBufferSize}, CURLOPT_BUFFERSIZE);
   EXPECT_EQ(int{CurlApi::kNoSignal}, CURLOPT_NOSIGNAL);
+  EXPECT_EQ(int{CurlApi::kConnectOnly}, CURLOPT_CONNECT_ONLY);
   EXPECT_EQ(int{CurlApi::kTimeoutMs}, CURLOPT_TIMEOUT_MS);
   EXPECT_EQ(int{CurlApi::kConnectTimeoutMs}, CURLOPT_CONNECTTIMEOUT_MS);
   EXPECT_EQ(int{CurlApi::kHttpContentDecoding}, CURLOPT_HTTP_CONTENT_DECODING);
@@ -67,6 +68,7 @@ TEST(CurlApi, OptionsAreThoseOfTheHeader) {
   EXPECT_EQ(int{CurlApi::kPrivateData}, CURLINFO_PRIVATE);
   EXPECT_EQ(int{CurlApi::kRedirectUrl}, CURLINFO_REDIRECT_URL);
   EXPECT_EQ(int{CurlApi::kOsErrno}, CURLINFO_OS_ERRNO);
+  EXPECT_EQ(int{CurlApi::kActiveSocket}, CURLINFO_ACTIVESOCKET);
 }
 
 TEST(CurlApi, CodesAndValuesAreThoseOfTheHeader) {

@@ -364,9 +364,8 @@ TEST(NoMemoryOfAReactor, EndsTheRangeAndTheNextOneIsRight) {
   object->grant({server.url(), {}, HttpReactor::Clock::now() + std::chrono::hours(1)});
   const auto begin = [&] {
     const auto ended = std::make_shared<std::promise<std::optional<Error>>>();
-    RangeRead::begin(
-        client, object, {0, 100'000}, [](uint64_t, std::span<const std::byte>) {},
-        [ended](std::optional<Error> error) { ended->set_value(std::move(error)); });
+    RangeRead::begin(client, object, {0, 100'000}, {[](uint64_t, std::span<const std::byte>) {}},
+                     [ended](std::optional<Error> error) { ended->set_value(std::move(error)); });
     return ended->get_future();
   };
   size_t errors = 0;

@@ -66,12 +66,11 @@ class RangeReading : public ::testing::Test {
     const auto state = std::make_shared<State>();
     auto future = state->promise.get_future();
     RangeRead::begin(
-        client_, object_, range,
-        [state, first = range.begin](uint64_t offset, std::span<const std::byte> bytes) {
+        client_, object_, range, {[state, first = range.begin](uint64_t offset, std::span<const std::byte> bytes) {
           EXPECT_FALSE(state->is_done);
           EXPECT_EQ(offset, first + state->outcome.bytes.size());  // in order, each once
           state->outcome.bytes.insert(state->outcome.bytes.end(), bytes.begin(), bytes.end());
-        },
+        }},
         [state](std::optional<Error> error) {
           EXPECT_FALSE(std::exchange(state->is_done, true));
           state->outcome.error = std::move(error);
