@@ -202,6 +202,13 @@ void HttpReactor::cancel(Exchange exchange) {
   if (found != transfers_.end()) forget(*found->second);
 }
 
+void HttpReactor::take_waiting(Exchange exchange) {
+  const auto found = transfers_.find(exchange);
+  if (found == transfers_.end() || !found->second->plain) return;
+  Transfer& transfer = *found->second;
+  guard(transfer, [&] { settle(transfer, transfer.plain->advance()); });
+}
+
 void HttpReactor::forget(Transfer& transfer) noexcept {
   if (transfer.plain) by_socket_.erase(transfer.plain->socket());
   transfers_.erase(transfer.exchange);

@@ -58,6 +58,8 @@ class HttpReactor {
   // Returns kNone if libcurl refuses it; `receiver` then gets no call. Throws without memory.
   Exchange start(HttpRequest request, HttpReceiver& receiver);
   void cancel(Exchange exchange);
+  // Passes on bytes of a body that have come, even if they are too few to wake the reactor.
+  void take_waiting(Exchange exchange);
   using Timer = std::pair<Clock::time_point, uint64_t>;
   Timer at(Clock::time_point time, Task task);
   void drop(const Timer& timer);  // which may have ended

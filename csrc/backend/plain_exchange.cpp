@@ -156,9 +156,21 @@ PlainExchange::State PlainExchange::receive() {
     is_begun_ = true;
     const auto received = into.first(static_cast<size_t>(count));
     const State state = is_head_given_ ? take_body(received) : take(received);
+    gather();
     // A call that is not filled has taken all that was there.
     if (state != State::kReceiving || received.size() < into.size()) return state;
   }
+}
+
+// Has the socket be ready only when many bytes wait, and at each byte outside of bodies. The kernel
+// also reports ends and errors, and a receive buffer that is full.
+void PlainExchange::gather() {
+  const uint64_t expected = is_head_given_ ? left_ : 0;
+  const bool is_long = expected >= tuning::kShortestBodyToGather;
+  const int least = is_long ? static_cast<int>(std::min(expected, tuning::kLeastReceivedBytes)) : 1;
+  if (least == least_) return;
+  // Without this, there are only more calls.
+  if (::setsockopt(socket(), SOL_SOCKET, SO_RCVLOWAT, &least, sizeof(least)) == 0) least_ = least;
 }
 
 // The head, or the beginning of the body.

@@ -92,6 +92,11 @@ class RangeRead::Attempt final : public HttpReceiver {
     owner_.guard([&] { judge(end); });
   }
 
+  // May end this attempt.
+  void take_waiting() {
+    if (exchange_ != HttpReactor::kNone) owner_.reactor().take_waiting(exchange_);
+  }
+
   bool delivers() const { return delivers_; }
   void deliver() { delivers_ = true; }
   uint64_t received() const { return received_; }
@@ -258,6 +263,10 @@ void RangeRead::watch() {
 
 // Ends an attempt that has delivered nothing for too long, or too little past the deadline.
 void RangeRead::look_at_progress() {
+  // Few bytes do not wake the reactor, and are progress all the same.
+  if (attempt_ != nullptr) attempt_->take_waiting();
+  if (second_ != nullptr) second_->take_waiting();
+  if (attempt_ == nullptr && second_ == nullptr) return;
   const auto now = Clock::now();
   bool ends = now >= last_byte_ + client_->options().stall_timeout;
   if (now >= deadline_) {

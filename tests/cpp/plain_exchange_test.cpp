@@ -74,6 +74,18 @@ TEST_F(PlainExchanges, ABodyIsReceivedInItsPlace) {
   EXPECT_EQ(server_->connections(), 1U);
 }
 
+// The socket is ready only once many bytes wait.
+TEST_F(PlainExchanges, ABodyThatComesSlowlyIsNoStall) {
+  serve([](const RangeServer& server, const Asked& asked) {
+    Answer answer = server.usual(asked);
+    answer.between = 5ms;
+    return answer;
+  });
+  expect_right(read());
+  EXPECT_EQ(server_->requests(), 1U);
+  EXPECT_EQ(client_->statistics().retries, 0U);
+}
+
 TEST_F(PlainExchanges, AChunkedAnswerIsReadByLibcurlAndSoAreThoseThatFollow) {
   serve([this](const RangeServer& server, const Asked& asked) { return chunked(server, asked); });
   for (int i = 0; i < 3; ++i) expect_right(read());

@@ -42,8 +42,12 @@ class RemoteBackendTest : public ::testing::Test {
   }
 
   void serve(std::function<Answer(const RangeServer&, const Asked&)> choose) {
-    server_ = std::make_unique<RangeServer>(random_bytes(kSize, 28),
-                                            [this, choose](const Asked& asked) { return choose(*server_, asked); });
+    // Threads of the server before this one may still run, so they must not read `server_`.
+    const auto self = std::make_shared<std::atomic<const RangeServer*>>(nullptr);
+    auto server = std::make_unique<RangeServer>(
+        random_bytes(kSize, 28), [self, choose](const Asked& asked) { return choose(*self->load(), asked); });
+    *self = server.get();
+    server_ = std::move(server);
     remote_file_ = open_remote();
   }
   void serve() {

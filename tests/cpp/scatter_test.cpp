@@ -76,6 +76,32 @@ TEST_P(ScatterOf, ChunksInAnyOrderFillEachPiece) {
   }
 }
 
+TEST_P(ScatterOf, BytesThatWereReceivedInTheirPlaceFillEachPiece) {
+  std::mt19937_64 random(8);
+  size_t in_place = 0;
+  for (int round = 0; round < 300; ++round) {
+    Scattered model(random, GetParam());
+    Scatter scatter(model.request());
+    uint64_t taken = 0;
+    for (uint64_t at = model.begin; at < model.object.size();) {
+      const uint64_t most = std::min<uint64_t>(model.object.size() - at, 1 + random() % 900);
+      std::span<std::byte> place = scatter.memory_at(at);
+      Bytes elsewhere(most);
+      if (place.empty()) place = elsewhere;
+      place = place.first(std::min<size_t>(place.size(), most));
+      if (place.data() != elsewhere.data()) ++in_place;
+      std::copy_n(model.object.begin() + static_cast<ptrdiff_t>(at), place.size(), place.begin());
+      taken += scatter.take(at, place);
+      at += place.size();
+    }
+    scatter.finish();
+    EXPECT_EQ(taken, model.wanted);
+    model.check();
+    if (HasFatalFailure()) return;
+  }
+  EXPECT_GT(in_place, 300U);
+}
+
 INSTANTIATE_TEST_SUITE_P(Conversions, ScatterOf,
                          ::testing::Values(Conversion::kNone, Conversion::kU8ToI64, Conversion::kU16ToI64,
                                            Conversion::kI32ToI64, Conversion::kSwap2, Conversion::kSwap8));
