@@ -112,8 +112,8 @@ TEST_F(PlainExchanges, AConnectionThatIsResetByItsNextRequestIsReplacedWithoutAR
 }
 
 TEST_F(PlainExchanges, BytesBehindAResponseAreNoResponse) {
-  static Bytes body;
   serve([](const RangeServer& server, const Asked& asked) {
+    static thread_local Bytes body;  // of a connection
     Answer answer = server.usual(asked);
     if (asked.begin != 0) return answer;
     // Behind the body follows what looks like the answer to the next request.
