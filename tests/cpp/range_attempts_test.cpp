@@ -109,10 +109,10 @@ TEST_F(RangeAttempts, ASecondRequestHasAFreshConnection) {
 }
 
 TEST_F(RangeAttempts, ARefusalWhoseBodyIsCutIsARefusal) {
-  int status = 404;
+  std::atomic<int> status{404};
   serve([&](const RangeServer& server, const Asked& asked) {
     if (status == 503 && asked.number >= 2) return server.usual(asked);
-    return Answer{"HTTP/1.1 " + std::to_string(status) + " x\r\nContent-Length: 100\r\n\r\n", {}, Then::kClose};
+    return Answer{"HTTP/1.1 " + std::to_string(status.load()) + " x\r\nContent-Length: 100\r\n\r\n", {}, Then::kClose};
   });
   expect_error(read(), ErrorCode::kNotFound);
   EXPECT_EQ(server_->requests(), 1U);
