@@ -63,11 +63,15 @@ class Case:
     """
 
     no_peers: tuple[str, ...] = ()  # keys of rows that others are not compared with
-    ratios: tuple[tuple[str, str], ...] = ()  # names of figures, each with the key of the row it compares with
+    # Figures that compare a table's rows with one of them: the figure, the other row's key, and the
+    # kinds of sources that have it (empty: all).
+    ratios: tuple[tuple[str, str, tuple[str, ...]], ...] = ()
     samples_memory = True  # else the row does, of its own processes
     has_folder = False  # whether a run has files of its own, in `files_folder`
     sources: Callable[[], Iterable[Any]]
     of_runs: tuple[str, ...] = ()  # fields of runs, whose spread is a field of a row
+    most_touched = TOUCHED_BYTES  # the most memory that a run needs beside what `host_bytes` says
+    reads_once = False  # Cold runs read their files once, from end to end, and so does their limit.
 
     def __init__(self, settings, folder, progress):
         self.settings, self.folder, self.progress = settings, Path(folder), progress
@@ -92,14 +96,15 @@ class Case:
 
     def touched_bytes(self, source):
         """Return the most memory that a run needs. It is touched beforehand."""
-        return TOUCHED_BYTES if is_cuda(self.device) else self.host_bytes(source)
+        return self.most_touched if is_cuda(self.device) else self.host_bytes(source)
 
     def host_bytes(self, source):
         """Return the same where bytes stay in host memory."""
-        return TOUCHED_BYTES
+        return self.most_touched
 
     def device_of(self, source):
-        return self.device
+        """Return the device of the source's rows, which some sources name."""
+        return getattr(source, "device", self.device)
 
     def rows_for(self, source, cache):
         """Return the classes of the rows."""
@@ -290,9 +295,9 @@ class Case:
                     row.checked = known
                 advance(1)
 
-    def copy_limit(self, seconds, to_host=False):
+    def copy_limit(self, source, seconds, to_host=False):
         """Measure the limit of bytes that are in memory: the GPU's link, or a copy there."""
-        if not self.limits_process:
+        if not is_cuda(self.device_of(source)):
             return {"memory_copy": limits.memory_copy(seconds)}
         found = self.limits_process.ask("pinned_copy", device=self.device, seconds=seconds, to_host=to_host)
         return {"pinned_copy_to_host" if to_host else "pinned_copy": found}
@@ -300,7 +305,9 @@ class Case:
     def take_limits(self, table, seconds):
         """Measure the limits that bear on a table, once."""
         if table.cache == "warm":
-            return self.copy_limit(seconds)
+            return self.copy_limit(table.source, seconds)
+        if self.reads_once:
+            return limits.sequential_reads(table.source.files)
         # The engine's own depth too: else a limit could be beaten only because its depth was lower.
         depths = {32, 64, *(min(row.checked.get("engine_depth", 64), MOST_DEPTH) for row in table.rows)}
         source = getattr(table.source, "source", table.source)
@@ -387,6 +394,7 @@ class Case:
             row["ratio_to_best_peer"] = rate / others[best] if rate and best else None
             row["limit"] = {"gb_per_s": limit, "name": limit_name}
             row["ratio_to_limit"] = rate / limit if rate and limit else None
-            for name, key in self.ratios:
-                row[name] = rate / rates[key] if rate and rates.get(key) else None
+            for name, key, kinds in self.ratios:
+                other = rates.get(key) if not kinds or table.source.kind in kinds else None
+                row[name] = rate / other if rate and other else None
         return rows

@@ -12,6 +12,7 @@ import torch
 
 from gdsdata.bench.data.made import sync
 from gdsdata.bench.measure import device
+from gdsdata.bench.peers.registry import derived
 
 
 class Peer:
@@ -142,8 +143,8 @@ class WorkersPeer(BatchPeer):
     @classmethod
     def with_workers(cls, count):
         """Make the class of so many worker processes; 0 is the caller's own."""
-        said = {"key": f"{cls.key}_{count}", "name": f"{cls.name}, {count} worker{'s' * (count != 1)}"}
-        return type(f"{cls.__name__}{count}", (cls,), said | {"workers": count})
+        name = f"{cls.name}, {count} worker{'s' * (count != 1)}"
+        return derived(cls, key=f"{cls.key}_{count}", name=name, workers=count)
 
     @property
     def loader_options(self):
@@ -191,9 +192,7 @@ class ChoosesWorkers(WorkersPeer):
 def saving(loader, saver, key, devices=("cpu", "cuda")):
     """Make the row of case=train whose loop also saves with `saver`, an AsyncPeer."""
     name, setting = f"{loader.name} + {saver.name}", f"the same as {loader.key}, and {saver.setting}"
-    said = {"key": key, "name": name, "setting": setting, "saver": saver, "devices": devices}
-    said |= {"__module__": loader.__module__}
-    return type(f"{loader.__name__}And{saver.__name__}", (loader,), said)
+    return derived(loader, key=key, name=name, setting=setting, saver=saver, devices=devices)
 
 
 # ------------------------------------------------------------------------------------------------ load
@@ -301,10 +300,9 @@ class Borrowed(CheckpointPeer):
 
 def borrowed(library):
     """Make the row of case=checkpoint of a LoadPeer that knows safetensors."""
-    said = {name: getattr(library, name) for name in ("key", "name", "package")}
+    said = {name: getattr(library, name) for name in ("key", "name", "package", "__module__")}
     setting = f"{library.setting}; its tensors are then copied on the GPU"
-    said |= {"library": library, "way_in": library.path, "setting": setting, "__module__": library.__module__}
-    return type(library.__name__, (Borrowed,), said)
+    return derived(Borrowed, **said, library=library, way_in=library.path, setting=setting)
 
 
 # ------------------------------------------------------------------------------------------------ io

@@ -35,6 +35,11 @@ def serves(*cases):
     return register
 
 
+def derived(*bases, **attributes):
+    """Make the class of a row that differs from `bases` by attributes alone."""
+    return type(bases[0].__name__, bases, {"__module__": bases[0].__module__} | attributes)
+
+
 @functools.cache
 def registered(case):
     modules = [importlib.import_module(f"gdsdata.bench.peers.{name}").__name__ for name in LIBRARIES]

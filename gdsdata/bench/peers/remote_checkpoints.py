@@ -11,7 +11,7 @@ from gdsdata.bench.peers.awscrt import AwsCrt
 from gdsdata.bench.peers.object_clients import Feed
 from gdsdata.bench.peers.obstore import Obstore
 from gdsdata.bench.peers.protocols import THREADS, CheckpointPeer, torch_dcp
-from gdsdata.bench.peers.registry import serves
+from gdsdata.bench.peers.registry import derived, serves
 
 PART_BYTES, CONNECTIONS = 8 * 2**20, 16
 
@@ -65,7 +65,7 @@ def downloaded(client, loads):
     reads = {"pt": "torch.load", "safetensors": "safetensors.torch.load"}[loads]
     said = {"key": f"{client.key}_{loads}", "name": f"{client.name} + {reads}", "package": client.package}
     setting = f"{client.setting}, in parts of 8 MiB, {CONNECTIONS} at a time, and {reads} of the whole from memory"
-    return type(client.__name__, (Downloaded,), {**said, "client": client, "loads": loads, "setting": setting})
+    return derived(Downloaded, **said, client=client, loads=loads, setting=setting)
 
 
 for one in (Obstore, AwsCrt):

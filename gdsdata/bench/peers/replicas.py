@@ -6,6 +6,7 @@ import torch
 import torch.distributed
 
 from gdsdata.bench.peers.protocols import LoadPeer, flat_bytes, torch_dcp
+from gdsdata.bench.peers.registry import derived
 
 
 class ReplicaPeer(LoadPeer):
@@ -22,16 +23,13 @@ class ReplicaPeer(LoadPeer):
 
 def by_itself(library, *kinds):
     """Make the row of case=replicas of a LoadPeer: each rank loads by itself."""
-    said = {"kinds": kinds, "setting": f"{library.setting}; each rank by itself", "__module__": library.__module__}
-    return type(library.__name__, (library,), said)
+    return derived(library, kinds=kinds, setting=f"{library.setting}; each rank by itself")
 
 
 def in_group(library, how):
     """Make the row of case=replicas of a LoadPeer that loads with the group, if `together`."""
-    said: dict[str, Any] = {"key": f"{library.key}_group", "name": f"{library.name}, distributed"}
-    said |= {"setting": f"{library.setting}; {how}", "kinds": ("safetensors",), "together": True}
-    said |= {"__module__": library.__module__}
-    return type(f"{library.__name__}InGroup", (library,), said)
+    said = {"key": f"{library.key}_group", "name": f"{library.name}, distributed"}
+    return derived(library, **said, setting=f"{library.setting}; {how}", kinds=("safetensors",), together=True)
 
 
 class BroadcastPeer(ReplicaPeer):

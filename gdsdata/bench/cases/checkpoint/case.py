@@ -57,6 +57,7 @@ class Work(CaseSource):
 
 class Checkpoint(Case):
     has_folder, of_runs = True, ("background_s", "step_s", "step_beside_s")
+    ratios = (("ratio_to_mapped", "safetensors", ("load",)),)  # That row copies out of a mapped file.
 
     def sources(self):
         asked = self.case
@@ -136,16 +137,7 @@ class Checkpoint(Case):
             return limits.sequential_reads([max(source.files, key=os.path.getsize)])
         if source.kind == "load":
             return super().take_limits(table, seconds)
-        return self.copy_limit(seconds, to_host=True)
-
-    def compared(self, table, limit, limit_name):
-        """Adds the ratio to the row of safetensors, which copies out of a mapped file."""
-        found = super().compared(table, limit, limit_name)
-        rates = {one["key"]: one["gb_per_s"]["median"] for one in found if one["gb_per_s"]}
-        mapped = rates.get("safetensors") if table.source.kind == "load" else None
-        for one in found:
-            one["ratio_to_mapped"] = rates[one["key"]] / mapped if mapped and one["key"] in rates else None
-        return found
+        return self.copy_limit(source, seconds, to_host=True)
 
     def summary(self, row):
         stated = [run["stated_bytes"] for run in row.runs if run["stated_bytes"] is not None]

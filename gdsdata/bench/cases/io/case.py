@@ -115,9 +115,6 @@ class Io(Case):
         rows = super().rows_for(source, cache)
         return [peer for peer in rows if peer.submit in self.case.submit and peer.xfer in xfers]
 
-    def device_of(self, source):
-        return source.device
-
     def work(self, table, cache=None):
         source, (io_bytes, depth) = table.source, self.points[table.dtype]
         threads = self.case.threads or min(depth, MOST_THREADS)
@@ -172,10 +169,8 @@ class Io(Case):
         return super().compared(table, limit, limit_name)
 
     def take_limits(self, table, seconds):
-        if table.cache == "warm" and table.source.device == "cpu":
-            return {"memory_copy": limits.memory_copy(seconds)}
         if table.cache == "warm":
-            return self.copy_limit(seconds)
+            return super().take_limits(table, seconds)
         work = self.work(table)
         return {"native_aio": limits.measured("native AIO", lambda: native_aio(work, seconds))}
 

@@ -3,11 +3,12 @@
 from gdsdata.bench.data import checkpoints
 from gdsdata.bench.data.made import PIECE_BYTES
 from gdsdata.bench.harness.case import Case
-from gdsdata.bench.measure import limits
 from gdsdata.bench.peers import registry
 
 
 class Load(Case):
+    reads_once = True
+
     def sources(self):
         with self.progress.bytes("data: safetensors", self.settings.data.size_bytes) as advance:
             source = checkpoints.checkpoint_for(self.settings.data, self.case, self.needs_torch_file(), advance)
@@ -24,8 +25,3 @@ class Load(Case):
 
     def host_bytes(self, source):
         return source.bytes + PIECE_BYTES
-
-    def take_limits(self, table, seconds):
-        if table.cache == "cold":
-            return limits.sequential_reads(table.source.files)
-        return super().take_limits(table, seconds)

@@ -22,7 +22,6 @@ from gdsdata.bench.measure import system
 from gdsdata.bench.peers import registry
 
 BUCKET, PREFIX = "gdsdata-bench", "objects"
-TOUCHED_BYTES = 256 * 2**20
 MADE = ("shards", "checkpoints", "first_batch")  # work that needs what the bench makes
 BATCH_SHAPE, BATCH_SAMPLE_BYTES = [64, 64], 16 * 2**10  # of the samples of work=first_batch
 TENSORS, DTYPES, LEAST_TENSOR_BYTES = 300, ["bfloat16", "float32"], 32 * 2**10  # of a checkpoint
@@ -30,7 +29,7 @@ SAVES = 6  # rows that save
 
 
 class Remote(Case):
-    has_folder, ratios = True, (("ratio_to_local", "gdsdata_local"),)
+    has_folder, most_touched, ratios = True, 256 * 2**20, (("ratio_to_local", "gdsdata_local", ()),)
     of_runs = ("pieces_per_s", "first_batch_ms", "round_trip_ms", "ratio_to_due", "server_cpu_s_per_gb")
     server_pid = None
 
@@ -152,9 +151,6 @@ class Remote(Case):
 
     def row_class(self, source):
         return f"{__package__}.{source.row}"
-
-    def touched_bytes(self, source):
-        return TOUCHED_BYTES
 
     def run(self, row):
         source, used = row.table.source, self.server_cpu_seconds()

@@ -18,7 +18,7 @@ class Volumes(sources.DataSet):
 
 
 class Replicas(Case):
-    ratios, samples_memory = (("ratio_to_alone", "gdsdata_alone"),), False
+    ratios, samples_memory, reads_once = (("ratio_to_alone", "gdsdata_alone", ()),), False, True
 
     def sources(self):
         if lack := self.case.lack(self.device):
@@ -54,11 +54,7 @@ class Replicas(Case):
     # ------------------------------------------------------------------------------------------------ limits
 
     def take_limits(self, table, seconds):
-        if table.cache == "cold":
-            found = limits.sequential_reads(table.source.files)
-        else:
-            found = super().take_limits(table, seconds)
-        return found | self.of_ranks(table, seconds)
+        return super().take_limits(table, seconds) | self.of_ranks(table, seconds)
 
     def of_ranks(self, table, seconds):
         """Measure what needs all ranks; a rank that fails makes it unavailable."""

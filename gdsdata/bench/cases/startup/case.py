@@ -31,7 +31,7 @@ PACKAGE = Path(gdsdata.__file__).parent
 
 
 class Startup(Case):
-    has_folder, of_runs = True, ("to_first_batch_s", "own_s", "cpu_seconds")
+    has_folder, most_touched, of_runs = True, 0, ("to_first_batch_s", "own_s", "cpu_seconds")
 
     def process(self, name):
         if name == "limits":
@@ -144,9 +144,6 @@ class Startup(Case):
         wrong = sum(window not in source.windows for window in answer["windows"])
         if wrong and key != "floor":
             raise RowFailed(f"first batch: {wrong} of its {due[0]} windows are none of {source.tokens.files[0]}")
-
-    def touched_bytes(self, source):
-        return 0
 
     def take_limits(self, table, seconds):
         return {}  # The floor is the only limit.

@@ -12,7 +12,7 @@ from gdsdata.bench.cases.latency.case import Latency, TensorFile
 from gdsdata.bench.data.made import DataError, need_space, write_synced
 from gdsdata.bench.data.pieces import random_bytes
 from gdsdata.bench.harness.process import RowFailed
-from gdsdata.bench.measure import device, limits, system
+from gdsdata.bench.measure import device, system
 
 WORK = {"load": "read", "store": "write"}  # as case=latency calls them
 MEMORY = 6  # tensors: what is written, what is expected, what came, a peer's and the limits' own, and some to spare
@@ -33,6 +33,8 @@ class DeviceTensorFile(TensorFile):
 
 
 class Tensor(Latency):
+    ratios = (("ratio_to_python", "python", ()),)  # as DeepNVMe's table has it
+
     def __init__(self, *arguments):
         super().__init__(*arguments)
         self.tries = {}  # why a row cannot be measured, or "", by key
@@ -79,21 +81,5 @@ class Tensor(Latency):
             Path(path).unlink(missing_ok=True)
         return ""
 
-    def device_of(self, source):
-        return source.device
-
-    def take_limits(self, table, seconds):
-        if table.cache == "warm" and table.source.device == "cpu":
-            return {"memory_copy": limits.memory_copy(seconds)}
-        return super().take_limits(table, seconds)
-
     def summary(self, row):
         return super().summary(row) | {"tensor_device": row.table.source.device}
-
-    def compared(self, table, limit, limit_name):
-        """Adds the ratio to plain Python, as DeepNVMe's table has it."""
-        rows = super().compared(table, limit, limit_name)
-        plain = next((row["gb_per_s"] for row in rows if row["key"] == "python"), None)
-        for row in rows:
-            row["ratio_to_python"] = row["gb_per_s"]["median"] / plain["median"] if plain and row["gb_per_s"] else None
-        return rows

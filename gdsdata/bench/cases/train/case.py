@@ -23,7 +23,6 @@ from gdsdata.bench.measure import intervals, system
 
 CEILING = "ceiling"  # the key of the row without a loader
 BATCH_SIZES = {"cuda": {"text": 32, "volumes": 16, "images": 64}, "cpu": {"text": 8, "volumes": 8, "images": 8}}
-TOUCHED_BYTES = 64 * 2**20
 REACHED = 1.2  # times the wanted step: a longer one is noted
 
 
@@ -36,7 +35,7 @@ class Work(DataSet):
 
 
 class Train(Copying):
-    no_peers, has_folder = (CEILING,), True
+    no_peers, has_folder, most_touched = (CEILING,), True, 64 * 2**20
     of_runs = ("device_step_s", "waiting_share", "next_s", "idle_share", "cpu_cores")
 
     def sources(self):
@@ -100,14 +99,11 @@ class Train(Copying):
         workers = loader_row.checked.get("workers") if loader_row else None
         return {"dtype": row.table.dtype, "workers": workers}
 
-    def touched_bytes(self, source):
-        return TOUCHED_BYTES
-
     def take_limits(self, table, seconds):
         """Measures what bytes cross: the GPU's link, both ways, or the CPU's memory."""
         if not self.limits_process:
-            return self.copy_limit(seconds)
-        return self.copy_limit(seconds / 2) | self.copy_limit(seconds / 2, to_host=True)
+            return self.copy_limit(table.source, seconds)
+        return self.copy_limit(table.source, seconds / 2) | self.copy_limit(table.source, seconds / 2, to_host=True)
 
     def time_table(self, table):
         found = super().time_table(table)

@@ -8,7 +8,7 @@ import gdsdata
 from gdsdata.bench.measure import device
 from gdsdata.bench.peers.gdsdata.batches import Batches
 from gdsdata.bench.peers.gdsdata.checkpoints import Counts
-from gdsdata.bench.peers.registry import serves
+from gdsdata.bench.peers.registry import derived, serves
 from gdsdata.bench.peers.replicas import DcpPeer, ReplicaPeer
 
 
@@ -16,8 +16,8 @@ def with_alone(peer):
     """Register a row, and the same without the group."""
     setting = f"the same by each rank for itself, {peer.without}"
     alone = {"key": f"{peer.key}_alone", "name": f"{peer.name}, by itself", "setting": setting, "together": False}
-    for one in (peer, type(f"{peer.__name__}Alone", (peer,), {**alone, "__module__": peer.__module__})):
-        serves("replicas")(one)
+    serves("replicas")(peer)
+    serves("replicas")(derived(peer, **alone))
     return peer
 
 
