@@ -363,7 +363,7 @@ def test_workers_begin_the_same_epoch_if_only_one_of_them_had_ended_its_share(mo
             assert len(begun[-1][1].numbers) == shares[worker]
         for (info, iterator), given in zip(begun, taken, strict=True):
             monkeypatch.setattr("gdsdata.data.progress.get_worker_info", lambda info=info: info)
-            progress._newest = iterator.key  # a process has one worker
+            progress._newest = iterator  # a process has one worker
             progress.handed_out(iterator, given)
         return [iterator.epoch for _, iterator in begun]
 

@@ -27,9 +27,10 @@ from gdsdata.observe.report import (
     TRAINING,
     TRANSFORM,
     Report,
+    WorkerTimes,
     diagnose,
 )
-from gdsdata.observe.times import StepTimes, WorkerTimes, note_checkpoint_stall
+from gdsdata.observe.times import StepTimes, note_checkpoint_stall
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
 

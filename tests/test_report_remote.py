@@ -8,8 +8,8 @@ from servers.faults import FaultServer, Link
 from gdsdata import GDSDataset, Lanes
 from gdsdata.formats import Records
 from gdsdata.io import engine
-from gdsdata.observe.report import CPU, NETWORK, STORAGE, THROTTLED, TRAINING, diagnose
-from gdsdata.observe.times import NetworkUse, StepTimes, WorkerTimes
+from gdsdata.observe.report import CPU, NETWORK, STORAGE, THROTTLED, TRAINING, NetworkUse, WorkerTimes, diagnose
+from gdsdata.observe.times import StepTimes
 from gdsdata.storage import objects
 
 KIB, MIB = 2**10, 2**20

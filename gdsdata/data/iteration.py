@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,15 +16,19 @@ from gdsdata.errors import EngineClosed, GdsdataError, RankLost, StallError
 from gdsdata.io import engine
 from gdsdata.io.program_end import Ending, end_at_exit, leave_if_daemon
 from gdsdata.observe import counted
-from gdsdata.observe.times import NetworkUse, Reporter, StepTimes, WorkerTimes, is_profiling, marked
+from gdsdata.observe.times import Reporter, StepTimes, is_profiling, marked
 
 if TYPE_CHECKING:
-    from gdsdata.observe.report import Report
+    from gdsdata.observe.report import NetworkUse, Report
 
 # Samples planned at a time during an epoch: numpy's cost per call is spread over many batches.
 _PLAN_SAMPLES = 4096
 # Routes of bytes that storage did not read.
 _FROM_MEMORY = ("page_cache", "pinned_page_cache")
+# Counts that rise: of an engine, in the order of `report.WorkerTimes`, and of this process's
+# requests to servers, in the order of `report.NetworkUse`.
+_OF_WORKERS = ("worker_active_s", "worker_storage_s", "worker_link_s", "worker_device_s", "requests", "storage_bytes")
+_OF_NETWORK = ("requests", "retries", "throttled", "hedges", "bytes")
 
 
 class Iteration:
@@ -47,11 +51,11 @@ class Iteration:
         self._counted: tuple[dict[str, Any], Reader[Any] | None] = (nothing(), None)
         self._piece_bytes, self._piece_memory_bytes = dict.fromkeys(engine.ROUTES, 0), 0  # of iterators that have ended
         self._times, self.reporter = StepTimes(), Reporter(report_every_s)
-        self._workers = WorkerTimes()  # of iterators that have ended
-        # The engine, and its workers' times when the newest iterator began.
-        self._workers_before: tuple[engine.Engine, WorkerTimes] | None = None
-        self._network = NetworkUse()  # of iterators that have ended
-        self._network_before: NetworkUse | None = None  # None: no iterator reads objects now
+        # Both are of iterators that have ended.
+        self._workers, self._network = (0,) * len(_OF_WORKERS), (0,) * len(_OF_NETWORK)
+        # The engine, and its statistics when the newest iterator began.
+        self._workers_before: tuple[engine.Engine, Mapping[str, Any]] | None = None
+        self._network_before: Mapping[str, int] | None = None  # None: no iterator reads objects now
         self._pieces_s = 0.0  # of iterators that have ended
         self._place = (0, 0, 0)  # the newest iterator's epoch and batches, and how many came before it
         counted.data_sets.add(self)
@@ -148,7 +152,7 @@ class Iteration:
                 handed_out(done)
                 if self._workers_before is None:  # now: what they waited before the first batch does not count
                     shared = source.engine
-                    self._workers_before = shared, WorkerTimes.of(shared.statistics())
+                    self._workers_before = shared, shared.statistics()
                 if prints is not None:
                     prints.handed_out(self.report)
                 if done == total:  # the consumer may not ask again: close everything before this batch is yielded
@@ -187,10 +191,10 @@ class Iteration:
 
     def report(self) -> Report:
         """Return `GDSDataset.report`."""
-        from gdsdata.observe.report import diagnose  # few programs ask for one
+        from gdsdata.observe.report import WorkerTimes, diagnose  # few programs ask for one
 
         counts = self._counts()
-        workers, name = self._worker_times(), self._samples.shuffle_name
+        workers, name = WorkerTimes(*self._worker_times()), self._samples.shuffle_name
         times, network = self._times, self._network_use(counts["bytes"])
         return diagnose(times, workers, counts["bytes"], counts["ring_full_s"], counts["stall_s"], name, network)
 
@@ -233,35 +237,37 @@ class Iteration:
             "ring": {"slots": self._prefetch, "ready": at.get("ready", 0), "filling": at.get("filling", 0)},
         }
 
-    def _worker_times(self) -> WorkerTimes:
+    def _worker_times(self) -> tuple[Any, ...]:
         if self._workers_before is None:
             return self._workers
         shared, before = self._workers_before
-        return self._workers.plus(WorkerTimes.of(shared.statistics()).minus(before))
+        return _added(self._workers, _OF_WORKERS, shared.statistics(), before)
 
-    def _requests(self) -> NetworkUse:
+    def _requests(self) -> tuple[int, ...]:
         """Return the requests of this process, while an iterator read objects."""
         if self._network_before is None:
             return self._network
         try:
-            now = NetworkUse.of(engine.http_statistics())
+            now = engine.http_statistics()
         except EngineClosed:  # the program ends, and its client has
             return self._network
-        return self._network.plus(now.minus(self._network_before))
+        return _added(self._network, _OF_NETWORK, now, self._network_before)
 
-    def _requests_so_far(self) -> NetworkUse | None:
+    def _requests_so_far(self) -> Mapping[str, int] | None:
         """Return the requests of this process so far; None if no object is read."""
-        return NetworkUse.of(engine.http_statistics()) if self._samples.source.reads_objects else None
+        return engine.http_statistics() if self._samples.source.reads_objects else None
 
     def _network_use(self, batch_bytes: Mapping[str, int]) -> NetworkUse | None:
         """Return what came from servers; None if no object is read."""
         if not self._samples.source.reads_objects:
             return None
+        from gdsdata.observe.report import NetworkUse
+
         of_pieces, pieces_s = self._piece_bytes, self._pieces_s
         if (running := self.running) is not None and (pieces := running.pieces) is not None:
             of_pieces, pieces_s = sum_of_routes(of_pieces, pieces.bytes), pieces_s + pieces.waited_s
         read = sum_of_routes(batch_bytes, of_pieces)
-        requests = self._requests()
+        requests = NetworkUse(*self._requests())
         # Blocks for the cache are fetched whole for a part of them. The rest counts as local_cache.
         remote = requests.bytes if read["cache_fill"] else read["remote"]
         stored = sum(count for route, count in read.items() if route not in _FROM_MEMORY)
@@ -270,3 +276,13 @@ class Iteration:
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for worker processes, which have their own readers."""
         return {**self.__dict__, "_counted": (self._counted[0], None), "_workers_before": None, "_network_before": None}
+
+
+def _added(
+    totals: tuple[Any, ...], names: Iterable[str], now: Mapping[str, Any], before: Mapping[str, Any]
+) -> tuple[Any, ...]:
+    """Return ``totals`` and what came to these counts since ``before``.
+
+    It is 0 of counts that a new client has begun anew.
+    """
+    return tuple(total + max(0, now[name] - before[name]) for total, name in zip(totals, names, strict=True))

@@ -174,7 +174,7 @@ class SampleIndex(ABC):
         return records_of(self.paths[int(self.size_bytes.argmax())], self.sample_bytes)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Index(SampleIndex):
     """Where samples of one size lie, each in one piece.
 

@@ -21,7 +21,7 @@ _TORCH_DTYPES = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)  # a generated __repr__ costs a start 0.14 ms
 class Sample:
     """One sample, as it lies in a file and as it comes out.
 

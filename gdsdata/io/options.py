@@ -12,7 +12,7 @@ STAGED_SEGMENTS = 3
 _STAGING_BYTES, _STAGING_BYTES_OF_MANY, _SEGMENT_BYTES_OF_MANY, _MANY_PROCESSES = 13 * MIB, 8 * MIB, 2 * MIB, 3
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class EngineOptions:
     """Options that say how bytes move. Most programs need none.
 

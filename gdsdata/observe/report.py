@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from gdsdata.observe.times import NetworkUse, StepTimes, WorkerTimes
+from gdsdata.observe.times import StepTimes
 
 # A smaller share of a step is not worth a remedy.
 _NOTICED = 0.02
@@ -117,6 +118,48 @@ def _labels(labels: Mapping[str, str]) -> str:
     escapes = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
     inner = ",".join(f'{name}="{value.translate(escapes)}"' for name, value in labels.items())
     return f"{{{inner}}}" if inner else ""
+
+
+class WorkerTimes(NamedTuple):
+    """The times of an engine's workers, summed over all of them.
+
+    Attributes:
+        active_s: time in which they worked.
+        storage_s: the part of it in which they read, or waited for storage.
+        link_s: the part in which they waited for copies to the GPU.
+        device_s: the part in which they waited until the GPU had used batches whose memory is next.
+            The rest is the processor's: copies out of the page cache, conversions.
+        requests, storage_bytes: of storage.
+    """
+
+    active_s: float = 0.0
+    storage_s: float = 0.0
+    link_s: float = 0.0
+    device_s: float = 0.0
+    requests: int = 0
+    storage_bytes: int = 0
+
+
+class NetworkUse(NamedTuple):
+    """The requests of this process to servers, and what a data set waited for.
+
+    Attributes:
+        requests: for ranges of objects, with all that follow.
+        retries: requests that were sent again, because they failed.
+        throttled: responses of servers that have too many requests (429, 503).
+        hedges: requests that were sent twice, because the first was slow.
+        bytes: that came from servers.
+        other_bytes: that it read from disks, a local cache included.
+        pieces_s: time in which its loop waited for pieces of a lane shuffle.
+    """
+
+    requests: int = 0
+    retries: int = 0
+    throttled: int = 0
+    hedges: int = 0
+    bytes: int = 0
+    other_bytes: int = 0
+    pieces_s: float = 0.0
 
 
 def diagnose(

@@ -1,15 +1,14 @@
-"""Times of a training loop and of the engine's workers, for `observe.report`."""
+"""Times of a training loop, for `observe.report`."""
 
 from __future__ import annotations
 
-import operator
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -96,79 +95,6 @@ _checkpoints = _Checkpoints()
 def note_checkpoint_stall(seconds: float) -> None:
     """Note that a save blocked its caller for so long."""
     _checkpoints.add(seconds)
-
-
-class WorkerTimes(NamedTuple):
-    """The times of an engine's workers, summed over all of them.
-
-    Attributes:
-        active_s: time in which they worked.
-        storage_s: the part of it in which they read, or waited for storage.
-        link_s: the part in which they waited for copies to the GPU.
-        device_s: the part in which they waited until the GPU had used batches whose memory is next.
-            The rest is the processor's: copies out of the page cache, conversions.
-        requests, storage_bytes: of storage.
-    """
-
-    active_s: float = 0.0
-    storage_s: float = 0.0
-    link_s: float = 0.0
-    device_s: float = 0.0
-    requests: int = 0
-    storage_bytes: int = 0
-
-    @classmethod
-    def of(cls, engine_stats: Mapping[str, Any]) -> WorkerTimes:
-        """Return the times in ``stats()["engine"]``, since the engine was made."""
-        return cls(
-            active_s=engine_stats["worker_active_s"],
-            storage_s=engine_stats["worker_storage_s"],
-            link_s=engine_stats["worker_link_s"],
-            device_s=engine_stats["worker_device_s"],
-            requests=engine_stats["requests"],
-            storage_bytes=engine_stats["storage_bytes"],
-        )
-
-    def plus(self, other: WorkerTimes) -> WorkerTimes:
-        return WorkerTimes(*map(operator.add, self, other))
-
-    def minus(self, other: WorkerTimes) -> WorkerTimes:
-        return WorkerTimes(*map(operator.sub, self, other))
-
-
-class NetworkUse(NamedTuple):
-    """The requests of this process to servers, and what a data set waited for.
-
-    Attributes:
-        requests: for ranges of objects, with all that follow.
-        retries: requests that were sent again, because they failed.
-        throttled: responses of servers that have too many requests (429, 503).
-        hedges: requests that were sent twice, because the first was slow.
-        bytes: that came from servers.
-        other_bytes: that it read from disks, a local cache included.
-        pieces_s: time in which its loop waited for pieces of a lane shuffle.
-    """
-
-    requests: int = 0
-    retries: int = 0
-    throttled: int = 0
-    hedges: int = 0
-    bytes: int = 0
-    other_bytes: int = 0
-    pieces_s: float = 0.0
-
-    @classmethod
-    def of(cls, http_statistics: Mapping[str, int]) -> NetworkUse:
-        """Return the requests of this process's client so far."""
-        return cls(*(http_statistics[name] for name in ("requests", "retries", "throttled", "hedges", "bytes")))
-
-    def plus(self, other: NetworkUse) -> NetworkUse:
-        return NetworkUse(*map(operator.add, self, other))
-
-    def minus(self, other: NetworkUse) -> NetworkUse:
-        """Return the difference; 0 of counts that a new client has begun anew."""
-        difference: list[Any] = [max(0, now - before) for now, before in zip(self, other, strict=True)]
-        return NetworkUse(*difference)
 
 
 def marked(what: str) -> AbstractContextManager[Any]:
