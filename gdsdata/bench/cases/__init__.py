@@ -37,7 +37,6 @@ AllSettings.SINGLE = {name: cls for name, cls in SETTINGS.items() if name != "al
 
 
 def case_class(name):
-    """The class that measures a case."""
     return getattr(importlib.import_module(f"{__name__}.{name}.case"), name.capitalize())
 
 

@@ -37,7 +37,6 @@ def image(number, size):
 
 
 def encoded(number, size):
-    """Return the image's JPEG, as bytes."""
     import torchvision
 
     return torchvision.io.encode_jpeg(image(number, size), quality=QUALITY).numpy().tobytes()
@@ -78,7 +77,6 @@ def decoded(stored):
 
 
 def read(place):
-    """One image, read plainly and decoded."""
     path, offset, size = place
     with open(path, "rb", buffering=0) as file:
         file.seek(offset)

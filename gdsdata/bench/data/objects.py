@@ -16,8 +16,6 @@ LIFETIME_S = 6 * 3600  # of signed URLs
 
 
 class Piece(NamedTuple):
-    """A range of an object."""
-
     key: str
     offset: int
     length: int
@@ -40,7 +38,6 @@ class Access:
     bucket: str
 
     def client(self, **options):
-        """Make botocore's S3 client."""
         import botocore.config
         import botocore.session
 
@@ -137,7 +134,6 @@ class Truth:
 
 
 def write_random(target, sizes, seed, progress):
-    """Write a folder of files of random bytes."""
     target.mkdir()
     for place, size in enumerate(sizes):
         generator = np.random.Generator(np.random.SFC64([seed, place]))

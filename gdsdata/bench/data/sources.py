@@ -114,7 +114,6 @@ class DataSet(CaseSource):
         return {"samples": source.samples, "sample_bytes": source.sample_bytes, "batch_size": self.batch_size}
 
     def cold_samples(self, most=None):
-        """Return how many samples a cold run reads."""
         return min(most or (8192 if self.source.kind == "tokens" else self.source.samples), self.source.samples)
 
 

@@ -91,7 +91,6 @@ class Case:
         return about | source.facts()
 
     def dtypes(self, source, cache):
-        """Return those of the tables."""
         return [source.dtype]
 
     def touched_bytes(self, source):
@@ -107,7 +106,6 @@ class Case:
         return getattr(source, "device", self.device)
 
     def rows_for(self, source, cache):
-        """Return the classes of the rows."""
         return registry.rows(self.case.name, source.peer_kind, cache, self.device_of(source))
 
     def row_class(self, source):
@@ -260,7 +258,6 @@ class Case:
                 raise KeyboardInterrupt
 
     def load_command(self, source):
-        """Return the first command of a row's process."""
         settings = {"settings": self.case, "engine": self.settings.engine, "device_name": self.device_of(source)}
         return {"row": self.row_class(source), "source": source, **settings}
 

@@ -20,7 +20,6 @@ class LitData(Shards):
         )
 
     def where(self):
-        """Return the arguments that say where the chunks are."""
         return {"input_dir": os.path.dirname(self.source.files[0])}
 
     def may_stay_open(self):

@@ -25,7 +25,6 @@ class Mosaic(Shards):
         )
 
     def where(self):
-        """Return the arguments that say where the shards are."""
         # Two of its data sets may not share a folder: this one holds links.
         above = os.path.dirname(os.path.dirname(self.source.files[0]))
         self.folder = tempfile.TemporaryDirectory(dir=above, prefix="links-")

@@ -5,7 +5,6 @@ from gdsdata.bench.peers.registry import serves
 
 
 def store_of(access):
-    """Return obstore's S3Store of a bucket."""
     from obstore.store import S3Store
 
     given = {"access_key_id": access.access_key, "secret_access_key": access.secret_key, "region": access.region}

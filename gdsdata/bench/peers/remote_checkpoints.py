@@ -61,7 +61,6 @@ class Downloaded(Stored):
 
 
 def downloaded(client, loads):
-    """Make the row of a client and a format."""
     reads = {"pt": "torch.load", "safetensors": "safetensors.torch.load"}[loads]
     said = {"key": f"{client.key}_{loads}", "name": f"{client.name} + {reads}", "package": client.package}
     setting = f"{client.setting}, in parts of 8 MiB, {CONNECTIONS} at a time, and {reads} of the whole from memory"

@@ -44,7 +44,6 @@ class WebDataset(Shards):
     setting = f"WebDataset over tars of .npy files, mixed in a buffer of {SHUFFLE_BUFFER}, batches put together in it"
 
     def batching(self):
-        """Return how samples become batches."""
         return {"collation_fn": StackedMembers(self.source)}
 
     def open(self):
@@ -57,7 +56,6 @@ class WebDataset(Shards):
         self.loader = webdataset.WebLoader(batches, batch_size=None, collate_fn=as_it_is, **self.loader_options)
 
     def where(self):
-        """Return the arguments that say where the tars are."""
         return {"urls": self.source.files}
 
     @property

@@ -37,7 +37,6 @@ class Layout:
         return () if rows[0]["cache"] == "cold" else (FIRST,)
 
     def caption(self, rows):
-        """Return the table's limit."""
         rate, name = rows[0]["limit"]["gb_per_s"], rows[0]["limit"]["name"]
         return f"limit not known: {name}" if rate is None else f"limit: {name}, {rate:.2f} GB/s"
 

@@ -54,7 +54,6 @@ class Progress:
 
 
 def show(layout, console):
-    """Print the tables, the answers and the notes."""
     from rich import box
     from rich.table import Table
 

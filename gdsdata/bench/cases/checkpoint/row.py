@@ -64,7 +64,6 @@ class CheckpointRow(Row):
         device.release(self.device)
 
     def save(self, path):
-        """Saves; returns when it is on storage."""
         self.peer.save(self.tensors, path)
         if not self.peer.durable:
             checkpoints.Saved(path).sync()
@@ -194,7 +193,6 @@ class CheckpointRow(Row):
         system.warm(checkpoints.Saved(self.path).files)
 
     def remove(self):
-        """Removes what was saved."""
         checkpoints.Saved(self.path).remove()
         return {}
 

@@ -74,8 +74,6 @@ def by_connections(case, measure):
 
 
 class Pieces(Stored):
-    """Objects that are read piece by piece."""
-
     def summary(self):
         return super().summary() + (f", in pieces of {system.size_text(self.length)}, shuffled" if self.length else "")
 

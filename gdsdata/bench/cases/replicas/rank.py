@@ -38,7 +38,6 @@ class Rank(Row):
         device.synchronize(self.device)
 
     def meet(self):
-        """Return when all ranks are here."""
         dist.barrier(group=self.beside)
 
     def timed(self, work):
@@ -59,8 +58,6 @@ class Rank(Row):
 
 
 class TensorsRank(Rank, LoadRow):
-    """Makes, verifies and times the loads of one rank."""
-
     keeps_device_memory = False  # The ranks of all rows share the GPUs.
 
     def construct(self):
@@ -95,8 +92,6 @@ class TensorsRank(Rank, LoadRow):
 
 
 class VolumesRank(Rank, BatchRow):
-    """Makes, verifies and times the batches of one rank."""
-
     def verify_batches(self):
         return self.data.samples  # as many as the memory for them allows
 

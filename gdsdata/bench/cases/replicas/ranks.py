@@ -47,7 +47,6 @@ class Ranks:
         self._asked("load", [command | one for one in of_each], STARTING_S)
 
     def ask(self, do, **command):
-        """Return the answers, by rank."""
         return self._asked(do, [command] * len(self.processes), self.patience_s)
 
     def ask_and_sample(self, do, **command):

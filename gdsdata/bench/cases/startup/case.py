@@ -128,7 +128,6 @@ class Startup(Case):
         return self.bytes_of(source, key)
 
     def bytes_of(self, source, key):
-        """The bytes that a script reads."""
         batch_bytes = self.case.batch_size * (self.settings.data.seq_len + 1) * 2
         return 0 if key == "floor" else batch_bytes + source.tensor_bytes
 

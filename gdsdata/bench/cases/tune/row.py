@@ -112,7 +112,6 @@ class Reads(EngineRow):
 
 @functools.cache
 def right_sum(path, offset, size):
-    """The checksum of a file's part, by plain reading."""
     return checksum(torch.from_numpy(np.fromfile(path, np.uint8, size, offset=offset)))
 
 

@@ -24,7 +24,6 @@ class Batches(BatchPeer):
     residency: str | None = None  # of gdsdata.Reading
 
     def layout(self):
-        """Return the format."""
         source = self.source
         if source.kind == "images":
             return formats.Tar(index_cache=None)

@@ -17,7 +17,6 @@ MOST_OVERTIME_S = 20  # An epoch is read to its end, because what was read ahead
 
 
 def storage_options(access):
-    """Return the options of the store for gdsdata."""
     keys = Keys(access_key_id=access.access_key, secret_access_key=access.secret_key, session_token=access.token)
     own = {"endpoint_url": access.endpoint_url} if access.endpoint_url else {}
     return {**own, "region": access.region, "credentials": keys}

@@ -22,8 +22,6 @@ def with_alone(peer):
 
 
 class Counted(ReplicaPeer):
-    """Counts what its engines read."""
-
     together = False
 
     def __init__(self, *arguments):
