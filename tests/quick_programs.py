@@ -11,6 +11,9 @@ objects, flushes and exits. Python's finalization would also tear down every imp
 0.3 s of CPU time. Mark a test `whole_end` if it is about a program's end: its programs then end by
 that finalization, because the fixture sets QUICK_PROGRAMS_WHOLE_END in their environment.
 
+If programs of a test module import a framework, `importing` gives them a server that has imported
+it: each of them would take seconds for that. This server is a fork of the first one.
+
 A fork differs from a new interpreter in two ways: `MODULES` are imported already, and all programs
 share one seed of hashes. Mark a test `new_interpreter` if it is about imports, the cost of a start
 or that seed. A new interpreter also starts if the command has an option of Python's (`-W`), or if
@@ -44,7 +47,7 @@ from typing import Any, NoReturn
 REPOSITORY = Path(__file__).resolve().parents[1]
 MODULES = ("torch.utils.data", "torch.distributed.checkpoint", "gdsdata", "gdsdata.bench.measure.system")
 # Python, the loader and the libraries of threads read these when a process starts.
-START_SETTINGS = ("PYTHON", "LD_", "OMP_", "MKL_", "OPENBLAS_", "MALLOC_")
+START_SETTINGS = ("PYTHON", "LD_", "OMP_", "MKL_", "OPENBLAS_", "MALLOC_", "QUICK_PROGRAMS_IMPORTS")
 # A fork follows these by itself.
 FOLLOWED = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS")
 PR_SET_CHILD_SUBREAPER = 36
@@ -53,6 +56,7 @@ FREE_DESCRIPTOR = 500  # a program has fewer of its own
 # In a program's environment:
 NESTED = "QUICK_PROGRAMS_NESTED"  # the programs that it starts are forks too
 WHOLE_END = "QUICK_PROGRAMS_WHOLE_END"  # it ends by Python's own finalization
+IMPORTS = "QUICK_PROGRAMS_IMPORTS"  # modules beside MODULES that its server has imported
 
 _NewProcess = subprocess.Popen  # the fixture replaces the name in subprocess
 
@@ -90,6 +94,22 @@ def can_be_forked(command: Sequence[Any], environment: Mapping[str, str]) -> boo
     return _settings(environment) == _settings(os.environ)
 
 
+@contextlib.contextmanager
+def importing(*modules: str) -> Iterator[None]:
+    """Start programs meanwhile as forks of a server that has imported these modules, too."""
+    before = os.environ.pop(IMPORTS, None)
+    if modules:
+        os.environ[IMPORTS] = " ".join(modules)
+    try:
+        yield
+    finally:
+        if modules:
+            _servers.pop(_settings_now(), None)
+            del os.environ[IMPORTS]
+        if before is not None:
+            os.environ[IMPORTS] = before
+
+
 def _without_unbuffered(arguments: Sequence[Any]) -> tuple[bool, list[str]]:
     """Return whether the option -u stands first, and the arguments without it."""
     texts = list(map(os.fsdecode, arguments))
@@ -113,16 +133,18 @@ class Server:
         self.owner = os.getpid()
 
     @classmethod
-    def started(cls) -> "Server":
+    def started(cls, modules: Sequence[str]) -> "Server":
         requests, theirs = socket.socketpair()
-        begin = "exec(*__import__('quick_programs').serve())"
+        begin = f"exec(*__import__('quick_programs').serve({modules}))"
         paths = [str(Path(__file__).parent), str(REPOSITORY)]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-        environment.pop("OMP_NUM_THREADS", None)
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), WHOLE_END: "1"}
+        for name in ("OMP_NUM_THREADS", NESTED, IMPORTS):
+            environment.pop(name, None)
         server = cls(requests)
-        server._process = _NewProcess(
-            [sys.executable, "-c", begin], env=environment, stdin=theirs, stdout=subprocess.DEVNULL
-        )
+        with importing():  # a server with modules of its own is a fork of the one without
+            server._process = (Popen if modules else _NewProcess)(
+                [sys.executable, "-c", begin], env=environment, stdin=theirs, stdout=subprocess.DEVNULL
+            )
         theirs.close()
         return server
 
@@ -140,10 +162,14 @@ class Server:
 _servers: dict[frozenset[tuple[str, str]], Server] = {}  # by the settings of their start
 
 
+def _settings_now() -> frozenset[tuple[str, str]]:
+    return frozenset(_settings(os.environ).items())
+
+
 def _server() -> Server:
-    settings = frozenset(_settings(os.environ).items())
+    settings = _settings_now()
     if settings not in _servers or _servers[settings].owner != os.getpid():
-        _servers[settings] = Server.started()
+        _servers[settings] = Server.started(os.environ.get(IMPORTS, "").split())
     return _servers[settings]
 
 
@@ -166,7 +192,7 @@ def _be_subreaper(value: bool) -> None:
 # ------------------------------------------------------------------------------------------------ the server itself
 
 
-def serve() -> tuple[CodeType, dict[str, Any]]:
+def serve(modules: Sequence[str]) -> tuple[CodeType, dict[str, Any]]:
     """Fork for each request. Returns a program and its globals, in a fork with a whole end.
 
     Any other fork runs its program here. The server ends when its socket is closed.
@@ -174,7 +200,7 @@ def serve() -> tuple[CodeType, dict[str, Any]]:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the programs
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name in MODULES:
+        for name in (*MODULES, *modules):
             importlib.import_module(name)
     gc.collect()
     gc.freeze()  # the end of a program collects only its own objects
@@ -245,7 +271,7 @@ def _own_server() -> socket.socket | None:
     if os.fork():
         theirs.close()
         _servers.clear()
-        _servers[frozenset(_settings(os.environ).items())] = Server(ours)
+        _servers[_settings_now()] = Server(ours)
         for module in list(sys.modules.values()):  # torch.distributed.elastic has imported the name
             if vars(module).get("Popen") is _NewProcess:
                 module.Popen = Popen

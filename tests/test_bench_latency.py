@@ -10,6 +10,7 @@ import time
 import pytest
 import torch
 from helpers import eventually
+from quick_programs import NESTED
 
 from gdsdata.bench import cases, settings
 from gdsdata.bench import run as bench_run
@@ -235,8 +236,9 @@ def test_what_a_killed_run_left_is_removed_and_a_living_one_is_not_disturbed(tmp
 def test_a_run_that_is_told_to_end_removes_its_folder(tmp_path, number):
     data = tmp_path / "data"
     settings = ["case=latency", "device=cpu", f"data.folder={tmp_path}/data", f"hydra.run.dir={tmp_path}/out"]
-    command = [sys.executable, "-m", "gdsdata.bench", *settings]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
+    command, environment = [sys.executable, "-m", "gdsdata.bench", *settings], {**os.environ, NESTED: "1"}
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, env=environment, **quiet) as run:
         assert eventually(lambda: list(data.glob("*/tensor-*")), timeout_s=60)
         time.sleep(1)  # now it waits for its rows, and no process is being started
         run.send_signal(number)

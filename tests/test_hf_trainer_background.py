@@ -12,6 +12,7 @@ from pathlib import Path
 
 import integrations_script as script
 import pytest
+import quick_programs
 import torch
 from helpers import eventually, torchrun
 
@@ -31,7 +32,15 @@ from test_hf_trainer import batches_of, data_of, trainer_of  # noqa: E402
 from gdsdata.integrations import hf_trainer, hf_trainer_background  # noqa: E402
 from gdsdata.integrations.hf_trainer_folders import remove_old  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("quick_programs")
+
 FILES = ["model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "gdsdata_dataset.pt"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def programs_have_a_trainer():
+    with quick_programs.importing("test_hf_trainer", "transformers.trainer"):
+        yield
 
 
 @pytest.fixture

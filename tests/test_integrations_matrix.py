@@ -5,6 +5,7 @@ import warnings
 
 import integrations_script as script
 import pytest
+import quick_programs
 from helpers import torchrun
 
 FRAMEWORKS = list(script.TRAINERS)
@@ -29,7 +30,8 @@ def of_two_ranks(folder):
     """Return what each of two processes saw: one launch for all frameworks."""
     for name in FRAMEWORKS:
         need(name)
-    code, said = torchrun(2, script.__file__, folder, OMP_NUM_THREADS="1")
+    with quick_programs.importing("accelerate", "lightning.pytorch", "transformers.trainer"):
+        code, said = torchrun(2, script.__file__, folder, OMP_NUM_THREADS="1")
     assert code == 0, said
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
 

@@ -126,6 +126,19 @@ def test_the_server_has_the_modules_of_this_checkout():
     assert out.split() == [str(Path(quick_programs.REPOSITORY, "gdsdata", "__init__.py")), "True"]
 
 
+@pytest.mark.parametrize("whole", ["", "1"])
+def test_programs_share_a_server_that_has_imported_what_they_ask_for(monkeypatch, whole):
+    monkeypatch.setenv(quick_programs.WHOLE_END, whole)
+    says = "import os, sys; print('mailbox' in sys.modules, sys.argv, os.getppid(), len(sys.path) - len(set(sys.path)))"
+    said = lambda: outcome(FORK, ["-c", f"{says}; sys.exit(7)", "an argument"])  # noqa: E731
+    without, servers = said(), set(quick_programs._servers)
+    assert without == (7, f"False ['-c', 'an argument'] {os.getpid()} 0\n", "")
+    with quick_programs.importing("mailbox"):
+        assert said() == said() == (7, without[1].replace("False", "True"), "")
+        assert len(set(quick_programs._servers) - servers) == 1
+    assert said() == without and set(quick_programs._servers) == servers
+
+
 FOLLOWS = "import sys, torch; print(sys.dont_write_bytecode, torch.get_num_threads() == 1)"
 
 

@@ -4,6 +4,7 @@ import json
 
 import integrations_script
 import pytest
+import quick_programs
 import sharded_script as script
 from helpers import torchrun
 
@@ -30,7 +31,8 @@ def of_two_ranks(folder):
     """Return what each of two processes saw: one launch for all frameworks."""
     for name in script.TRAINERS:
         pytest.importorskip(name, reason=f"{name} is not installed")
-    code, said = torchrun(2, script.__file__, folder, OMP_NUM_THREADS="1")
+    with quick_programs.importing(*script.TRAINERS):
+        code, said = torchrun(2, script.__file__, folder, OMP_NUM_THREADS="1")
     assert code == 0, said
     return [json.loads((folder / f"sharded-{rank}.json").read_text()) for rank in range(2)]
 
