@@ -4,6 +4,7 @@ As a script, this module forks children that save and are killed. A fork needs n
 """
 
 import ctypes
+import importlib
 import os
 import random
 import select
@@ -95,6 +96,25 @@ def code_of(child: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
+def import_what_is_imported_by(work) -> None:
+    """Let a child work, and import its modules: each later child would import them again."""
+    reader, writer = os.pipe()
+
+    def names_of_modules() -> None:
+        work()
+        with open(writer, "w") as names:
+            names.write("\n".join(sys.modules))
+
+    child = in_child(names_of_modules)
+    os.close(writer)
+    with open(reader) as names:
+        modules = names.read().split()
+    assert code_of(child) == 0
+    for module in modules:
+        if module not in sys.modules:
+            importlib.import_module(module)
+
+
 def files_in(folder: Path) -> int:
     return sum(path.is_file() for path in folder.rglob("*"))
 
@@ -112,7 +132,7 @@ def kill_at_every_step(kind: str, folder: Path, loses: bool, same_id: bool) -> N
     base.mkdir()
     if same_id:
         points.crash_points_fix_process_id(FIXED_PROCESS_ID)
-    assert code_of(in_child(save, kind, base, 1, POSIX)) == 0
+    import_what_is_imported_by(lambda: (save(kind, base, 1, POSIX), load(kind, base)))
 
     def save_and_die(at: int) -> None:
         points.crash_points_begin(os.fsencode(work), ctypes.c_long(at), ctypes.c_int(loses))
