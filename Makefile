@@ -18,6 +18,7 @@ BUILD_REQUIRES := $(shell sed -n 's/^requires = \[\(.*\)\]/\1/p' pyproject.toml 
 CSRC := $(shell find csrc -mindepth 1 -name __pycache__ -prune -o \( -name '*.cpp' -o -name '*.h' -o -name '*.py' -o -type d \) -print)
 CLANG_FORMAT = find csrc tests/cpp -name '*.cpp' -o -name '*.h' | xargs $(VENV)/bin/clang-format
 CPP_TESTS := $(MAKE) -f tests/cpp/Makefile -j2
+OF_ENGINE := VARIANT=plain ENGINE_OBJECTS=build/engine
 
 # Three stamps, in the environment that they speak of. They hold the settings they were made with, and are made anew when
 # these change (an environment that another checkout has taken over, an engine without liburing).
@@ -48,9 +49,15 @@ bench: $(READY)  ## set up what is missing, then the benchmark: ARGS="case=loade
 	@$(VENV_PYTHON) -m gdsdata.bench $(ARGS)
 
 .PHONY: test
-test: $(READY) build/.system-tests build/.azurite  ## set up what is missing, then the C++ engine's tests, then pytest: ARGS="-k npy"
-	@$(CPP_TESTS) run VARIANT=plain ENGINE_OBJECTS=build/engine
-	@$(VENV_PYTHON) -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+test: $(READY) build/.system-tests build/.azurite  ## set up what is missing, then the C++ engine's tests beside pytest: ARGS="-k npy"
+	@$(CPP_TESTS) all $(OF_ENGINE)
+	@$(MAKE) -j2 cpp-tests pytest
+
+# The C++ tests wait more than they compute. Their output comes as a whole, between lines of pytest's.
+.PHONY: cpp-tests
+cpp-tests:
+	@$(MAKE) -f tests/cpp/Makefile run $(OF_ENGINE) > build/cpp-tests.log 2>&1 && cat build/cpp-tests.log || \
+	  { cat build/cpp-tests.log; echo "gdsdata: C++ tests failed"; exit 1; } >&2
 
 .PHONY: pytest
 pytest: $(READY) build/.system-tests build/.azurite  ## the Python tests alone: ARGS="-k npy"
