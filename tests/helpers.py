@@ -157,7 +157,7 @@ def warm_cache(*paths: Path) -> None:
 _TORCH = ("torch.utils.data", "torch.distributed.checkpoint", "torch.distributed.fsdp", "torch._dynamo")
 _processes = multiprocessing.get_context("forkserver")
 if multiprocessing.parent_process() is None:
-    _processes.set_forkserver_preload([*_TORCH, "gdsdata", "hypothesis", "pytest"])
+    _processes.set_forkserver_preload([*_TORCH, *quick_programs.GDSDATA, "hypothesis", "pytest"])
 else:  # the workers of a loader need less
     _processes.set_forkserver_preload(["torch.utils.data", "gdsdata", "pytest"])
 

@@ -14,7 +14,7 @@ that finalization, because the fixture sets QUICK_PROGRAMS_WHOLE_END in their en
 If programs of a test module import a framework, `importing` gives them a server that has imported
 it: each of them would take seconds for that. This server is a fork of the first one.
 
-A fork differs from a new interpreter in two ways: `MODULES` are imported already, and all programs
+A fork differs from a new interpreter in two ways: modules are imported already, and all programs
 share one seed of hashes. Mark a test `new_interpreter` if it is about imports, the cost of a start
 or that seed. A new interpreter also starts if the command has an option of Python's (`-W`), or if
 its environment has a setting that is read only at a start (PYTHONWARNINGS, LD_PRELOAD) and that
@@ -45,7 +45,9 @@ from types import CodeType, ModuleType
 from typing import Any, NoReturn
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-MODULES = ("torch.utils.data", "torch.distributed.checkpoint", "gdsdata", "gdsdata.bench.measure.system")
+MODULES = ("torch.utils.data", "torch.distributed.checkpoint", "torch.distributed.run")
+GDSDATA = ("gdsdata", "gdsdata.data.dataset", "gdsdata.formats.records", "gdsdata.checkpoint.background.checkpointer")
+GDSDATA += ("gdsdata.checkpoint.loading", "gdsdata.checkpoint.torch_zip.archive_writer", "gdsdata.bench.measure.system")
 # Python, the loader and the libraries of threads read these when a process starts.
 START_SETTINGS = ("PYTHON", "LD_", "OMP_", "MKL_", "OPENBLAS_", "MALLOC_", "QUICK_PROGRAMS_IMPORTS")
 # A fork follows these by itself.
@@ -56,7 +58,7 @@ FREE_DESCRIPTOR = 500  # a program has fewer of its own
 # In a program's environment:
 NESTED = "QUICK_PROGRAMS_NESTED"  # the programs that it starts are forks too
 WHOLE_END = "QUICK_PROGRAMS_WHOLE_END"  # it ends by Python's own finalization
-IMPORTS = "QUICK_PROGRAMS_IMPORTS"  # modules beside MODULES that its server has imported
+IMPORTS = "QUICK_PROGRAMS_IMPORTS"  # more modules that its server has imported
 
 _NewProcess = subprocess.Popen  # the fixture replaces the name in subprocess
 
@@ -200,7 +202,7 @@ def serve(modules: Sequence[str]) -> tuple[CodeType, dict[str, Any]]:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the programs
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name in (*MODULES, *modules):
+        for name in (*MODULES, *GDSDATA, *modules):
             importlib.import_module(name)
     gc.collect()
     gc.freeze()  # the end of a program collects only its own objects

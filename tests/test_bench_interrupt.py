@@ -123,8 +123,9 @@ __main__.main()
     settings += ["case.cache=[warm]", "case.repeats=2", "case.iterations=6", "case.run_seconds=0.1"]
     settings += ["case.limit_seconds=0.1", "device=cpu", "data.size_bytes=1048576"]
     settings += [f"data.folder={tmp_path / 'data'}", f"hydra.run.dir={tmp_path / 'out'}"]
+    command, environment = [sys.executable, "-c", program, *settings], {**os.environ, NESTED: "1"}
     with default_interrupts():
-        done = subprocess.run([sys.executable, "-c", program, *settings], capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 130 and ended.exists()
     assert "Exception ignored" not in done.stderr
     assert done.stderr.splitlines()[-1] == "gdsdata.bench: interrupted"

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import gdsdata
 
-pytestmark = pytest.mark.usefixtures("quick_programs")
+pytestmark = pytest.mark.usefixtures("quick_programs", "programs_that_train")
 
 ROOT = Path(__file__).resolve().parents[1]
 WINDOWS = 16 * 16  # an epoch of 16 batches

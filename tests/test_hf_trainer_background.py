@@ -39,7 +39,7 @@ FILES = ["model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "
 
 @pytest.fixture(scope="module", autouse=True)
 def programs_have_a_trainer():
-    with quick_programs.importing("test_hf_trainer", "transformers.trainer"):
+    with quick_programs.importing("test_hf_trainer", "transformers.trainer", "torch._dynamo"):
         yield
 
 

@@ -30,7 +30,7 @@ def of_two_ranks(folder):
     """Return what each of two processes saw: one launch for all frameworks."""
     for name in FRAMEWORKS:
         need(name)
-    with quick_programs.importing("accelerate", "lightning.pytorch", "transformers.trainer"):
+    with quick_programs.importing("accelerate", "lightning.pytorch", "transformers.trainer", "torch._dynamo"):
         code, said = torchrun(2, script.__file__, folder, OMP_NUM_THREADS="1")
     assert code == 0, said
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]

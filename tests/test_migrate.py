@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 if not (ROOT / "docs").exists():
     pytest.skip("no docs/ beside these tests", allow_module_level=True)
 
-pytestmark = pytest.mark.usefixtures("quick_programs")
+pytestmark = pytest.mark.usefixtures("quick_programs", "programs_that_train")
 
 # By the name of a page. `make test` has torch alone, and `make test-frameworks` all but DALI, which
 # takes 424 MB: `make test-dali`.

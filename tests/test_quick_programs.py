@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import quick_programs
+from helpers import default_interrupts
 
 NEW, FORK = subprocess.Popen, quick_programs.Popen
 SAYS = """
@@ -101,7 +102,7 @@ def test_a_fork_takes_an_interrupt(whole):
     code = "import time; print(flush=True); time.sleep(60)"
     environment = {**os.environ, quick_programs.WHOLE_END: whole}
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    with FORK([sys.executable, "-c", code], env=environment, **pipes) as program:
+    with default_interrupts(), FORK([sys.executable, "-c", code], env=environment, **pipes) as program:
         program.stdout.readline()
         program.send_signal(signal.SIGINT)
         assert program.communicate(timeout=60)[1].endswith(b"KeyboardInterrupt\n")

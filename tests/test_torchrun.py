@@ -14,7 +14,7 @@ from helpers import torchrun
 
 from gdsdata import Ragged
 
-pytestmark = pytest.mark.usefixtures("quick_programs")
+pytestmark = pytest.mark.usefixtures("quick_programs", "programs_that_train")
 
 PATIENCE_S = 80
 
