@@ -12,6 +12,16 @@ namespace {
 constexpr std::array kFileNames = {"libcurl.so.4", "libcurl-gnutls.so.4", "libcurl-nss.so.4", "libcurl.so"};
 constexpr long kGlobalAll = 3;
 
+// Older ones keep a connection of CURLOPT_CONNECT_ONLY open after its handle has left.
+constexpr unsigned kFirstThatLends = 0x075500;  // 7.85.0
+
+// The beginning of curl_version_info_data.
+struct VersionInfo {
+  int age;
+  const char* version;
+  unsigned number;
+};
+
 struct Loaded {
   CurlApi api{};
   std::string refusal;
@@ -37,6 +47,7 @@ std::string CurlApi::load() {
            "libcurl)";
   }
   int (*global_init)(long) = nullptr;
+  const VersionInfo* (*version_info)(int) = nullptr;
   const bool has_all =
       find(library, "curl_global_init", global_init) && find(library, "curl_easy_init", easy_init) &&
       find(library, "curl_easy_cleanup", easy_cleanup) && find(library, "curl_easy_reset", easy_reset) &&
@@ -47,8 +58,9 @@ std::string CurlApi::load() {
       find(library, "curl_multi_remove_handle", multi_remove_handle) &&
       find(library, "curl_multi_socket_action", multi_socket_action) &&
       find(library, "curl_multi_info_read", multi_info_read) && find(library, "curl_slist_append", slist_append) &&
-      find(library, "curl_slist_free_all", slist_free_all);
+      find(library, "curl_slist_free_all", slist_free_all) && find(library, "curl_version_info", version_info);
   if (!has_all) return "this machine's libcurl is older than 7.68; install a newer one to read URLs";
+  lends_connections = version_info(0)->number >= kFirstThatLends;
   if (global_init(kGlobalAll) != 0) return "libcurl's TLS library could not be initialized";
   return "";
 }

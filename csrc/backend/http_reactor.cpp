@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <system_error>
 #include <utility>
@@ -164,17 +165,18 @@ HttpReactor::Exchange HttpReactor::start(HttpRequest request, HttpReceiver& rece
   try {
     if (begin(transfer)) return exchange;
   } catch (...) {
-    transfers_.erase(exchange);
+    forget(transfer);
     throw;
   }
-  transfers_.erase(exchange);
+  forget(transfer);
   return kNone;
 }
 
 // Returns false if libcurl refuses it. Does not call the receiver.
 bool HttpReactor::begin(Transfer& transfer) {
   transfer.origin = plain_origin(transfer.request);
-  if (transfer.origin.empty() || of_libcurl_.contains(transfer.origin)) return transfer.enter_libcurl();
+  const bool is_plain = curl_.lends_connections && !transfer.origin.empty() && !of_libcurl_.contains(transfer.origin);
+  if (!is_plain) return transfer.enter_libcurl();
   while (!transfer.request.fresh_connection) {
     auto connection = idle_.take(transfer.origin);
     if (!connection) break;
@@ -240,8 +242,15 @@ void HttpReactor::guard(Transfer& transfer, Step step) noexcept {
 }
 
 void HttpReactor::take_connection(Transfer& transfer) {
-  Descriptor socket = transfer.take_socket();
-  if (socket.get() < 0) throw Failure({ErrorCode::kIo, "no descriptor is left for a connection", "", 0, 0, EMFILE});
+  int system_errno = 0;
+  Descriptor socket = transfer.take_socket(system_errno);
+  if (socket.get() < 0) {  // another attempt may get one
+    HttpEnd end;
+    end.code = CurlApi::kReceiveError;
+    end.reason = std::string("the new connection cannot be used: ") + std::strerror(system_errno);
+    end.system_errno = system_errno;
+    return finish(transfer, end);
+  }
   PlainConnection connection{transfer.origin, WatchedSocket(sockets_, std::move(socket))};
   connection.socket.watch(/*reads=*/true, /*writes=*/false);
   settle(transfer, begin_plain(transfer, std::move(connection)));

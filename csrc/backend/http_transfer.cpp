@@ -3,6 +3,7 @@
 #include <fcntl.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <new>
@@ -42,11 +43,16 @@ bool HttpReactor::Transfer::open_connection() {
   return add_handle();
 }
 
-// libcurl closes its own descriptor when it loses the handle.
-Descriptor HttpReactor::Transfer::take_socket() {
+// libcurl closes its own descriptor when it loses the handle (CurlApi::lends_connections).
+Descriptor HttpReactor::Transfer::take_socket(int& system_errno) {
   int socket = CurlApi::kNoSocket;
   reactor.curl_.easy_getinfo(easy, CurlApi::kActiveSocket, &socket);
-  Descriptor own(open_descriptor([&] { return ::fcntl(socket, F_DUPFD_CLOEXEC, 0); }, WhenTaken::kGiveUp));
+  // Without a socket, the server has closed the connection since.
+  errno = ENOTCONN;
+  Descriptor own(socket == CurlApi::kNoSocket
+                     ? CurlApi::kNoSocket
+                     : open_descriptor([&] { return ::fcntl(socket, F_DUPFD_CLOEXEC, 0); }, WhenTaken::kGiveUp));
+  system_errno = own.get() < 0 ? errno : 0;
   note_connections();
   leave_libcurl();
   return own;

@@ -23,8 +23,8 @@ struct HttpReactor::Transfer {
   bool enter_libcurl();
   bool open_connection();
   bool connects() const { return is_connecting; }
-  // The connection that libcurl has opened, once it has.
-  Descriptor take_socket();
+  // The connection that libcurl has opened, once it has. Without one, `system_errno` says why.
+  Descriptor take_socket(int& system_errno);
   void leave_libcurl() noexcept;
   HttpEnd end(int code) noexcept;
 

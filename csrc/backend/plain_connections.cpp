@@ -10,7 +10,7 @@ namespace gdsdata {
 
 namespace {
 
-// As libcurl has it: firewalls drop what is idle for longer, without a word.
+// A firewall may drop a connection that is idle for longer, and tell nobody. libcurl has this limit.
 constexpr std::chrono::seconds kLongestIdle{118};
 
 bool is_quiet(int socket) {

@@ -1,10 +1,12 @@
 #include "backend/plain_exchange.h"
 
 #include <sys/socket.h>
+#include <sys/utsname.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <string_view>
@@ -19,6 +21,7 @@ namespace gdsdata {
 namespace {
 
 constexpr std::string_view kScheme = "http://";
+constexpr int kMostCalls = 32;  // of recv in a row
 
 char lower(char sign) { return sign >= 'A' && sign <= 'Z' ? static_cast<char>(sign + 32) : sign; }
 
@@ -70,6 +73,17 @@ std::optional<std::string> absolute_url(std::string_view location, const std::st
   return std::nullopt;
 }
 
+// Kernels before 5.7 do not report a buffer that is full of short segments (SO_RCVLOWAT).
+bool reports_full_buffers() {
+  static const bool found = [] {
+    utsname system{};
+    int major = 0, minor = 0;
+    return ::uname(&system) == 0 && std::sscanf(system.release, "%d.%d", &major, &minor) == 2 &&
+           std::pair(major, minor) >= std::pair(5, 7);
+  }();
+  return found;
+}
+
 std::string text_of(const HttpRequest& request, std::string_view origin) {
   std::string text = "GET ";
   text.append(target_of(request.url)).append(" HTTP/1.1\r\nHost: ").append(origin.substr(kScheme.size()));
@@ -119,7 +133,8 @@ void PlainExchange::watch() {
   const bool waits_to_send = state_ == State::kSending;
   if (waits_to_send == watches_writes_) return;
   watches_writes_ = waits_to_send;
-  connection_.socket.watch(/*reads=*/true, waits_to_send);
+  // An answer before the request is sent would be ready to read all the time.
+  connection_.socket.watch(/*reads=*/!waits_to_send, waits_to_send);
 }
 
 PlainExchange::State PlainExchange::send() {
@@ -140,7 +155,7 @@ PlainExchange::State PlainExchange::send() {
 }
 
 PlainExchange::State PlainExchange::receive() {
-  for (;;) {
+  for (int calls = 0; calls < kMostCalls; ++calls) {
     std::span<std::byte> into;
     if (!is_head_given_) {
       into = scratch_.first(kHeadBytes);
@@ -160,11 +175,13 @@ PlainExchange::State PlainExchange::receive() {
     // A call that is not filled has taken all that was there.
     if (state != State::kReceiving || received.size() < into.size()) return state;
   }
+  return State::kReceiving;  // the reactor has others, too, and finds the socket ready again
 }
 
-// Has the socket be ready only when many bytes wait, and at each byte outside of bodies. The kernel
-// also reports ends and errors, and a receive buffer that is full.
+// Sets with how many bytes the socket is ready: many within a body, and else one. The kernel also
+// reports ends and errors, and a receive buffer that is full.
 void PlainExchange::gather() {
+  if (!reports_full_buffers()) return;
   const uint64_t expected = is_head_given_ ? left_ : 0;
   const bool is_long = expected >= tuning::kShortestBodyToGather;
   const int least = is_long ? static_cast<int>(std::min(expected, tuning::kLeastReceivedBytes)) : 1;

@@ -278,6 +278,8 @@ void RangeRead::look_at_progress() {
 }
 
 void RangeRead::end_stalled_attempt() {
+  // A server that announced more than the range may go on waiting.
+  if (left().length() == 0) return finish(std::nullopt);
   const auto self = shared_from_this();
   const auto patience = std::to_string(client_->options().stall_timeout.count());
   reactor().drop(hedge_);

@@ -86,6 +86,32 @@ TEST_F(PlainExchanges, ABodyThatComesSlowlyIsNoStall) {
   EXPECT_EQ(client_->statistics().retries, 0U);
 }
 
+TEST_F(PlainExchanges, AShortAnswerBehindALongOneIsNotWaitedFor) {
+  HttpOptions options = quick();
+  options.stall_timeout = 5s;
+  serve([](const RangeServer& server, const Asked& asked) { return server.usual(asked); }, options);
+  for (int i = 0; i < 3; ++i) {
+    expect_right(read());
+    const auto began = std::chrono::steady_clock::now();
+    expect_right(read({0, 100}), {0, 100});
+    EXPECT_LT(std::chrono::steady_clock::now() - began, 3s);
+  }
+  EXPECT_EQ(server_->connections(), 1U);
+}
+
+TEST_F(PlainExchanges, AnAnswerThatAnnouncesMoreThanTheRangeEndsWithIt) {
+  serve([](const RangeServer& server, const Asked& asked) {
+    Answer answer = server.usual(asked);
+    const std::string length = std::to_string(asked.end - asked.begin);
+    const size_t at = answer.head.find("Content-Length: ");
+    answer.head.replace(answer.head.find(length, at), length.size(), std::to_string(asked.end - asked.begin + 1));
+    answer.then = Then::kStall;
+    return answer;
+  });
+  expect_right(read());
+  EXPECT_EQ(server_->requests(), 1U);
+}
+
 TEST_F(PlainExchanges, AChunkedAnswerIsReadByLibcurlAndSoAreThoseThatFollow) {
   serve([this](const RangeServer& server, const Asked& asked) { return chunked(server, asked); });
   for (int i = 0; i < 3; ++i) expect_right(read());
@@ -146,7 +172,7 @@ TEST_F(PlainExchanges, AProxyGetsTheRequest) {
   object_ = std::make_shared<RemoteObject>("http://nowhere.test/object", kSize, object_version("\"v1\""));
   object_->grant({"http://nowhere.test/object", {}, HttpReactor::Clock::now() + 1h});
   const Outcome outcome = read();
-  ::unsetenv("http_proxy");
+  ::unsetenv("http_proxy");  // `TearDown` has what was there
   expect_right(outcome);
   EXPECT_NE(server_->log()[0].head.find("GET http://nowhere.test/object "), std::string::npos);
 }

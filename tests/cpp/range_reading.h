@@ -1,10 +1,13 @@
 // Reads ranges from a RangeServer whose answers a test chooses.
 #pragma once
 
+#include <cstdlib>
 #include <future>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "backend/range_read.h"
 #include "range_server.h"
@@ -33,11 +36,16 @@ inline HttpOptions quick() {
 class RangeReading : public ::testing::Test {
  protected:
   void SetUp() override {
+    for (const char* name : {"http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY", "no_proxy", "NO_PROXY"}) {
+      if (const char* value = std::getenv(name)) proxies_.emplace_back(name, value);
+      ::unsetenv(name);
+    }
     if (CurlApi::get() == nullptr) GTEST_SKIP() << CurlApi::refusal();
   }
   // The last user of a client must not be its own thread.
   void TearDown() override {
     if (client_ != nullptr) client_->stop();
+    for (const auto& [name, value] : proxies_) ::setenv(name.c_str(), value.c_str(), 1);
   }
 
   void serve(std::function<Answer(const RangeServer&, const Asked&)> choose, const HttpOptions& options = quick()) {
@@ -110,6 +118,7 @@ class RangeReading : public ::testing::Test {
     return *outcome.error;
   }
 
+  std::vector<std::pair<std::string, std::string>> proxies_;  // variables of whoever runs the tests
   std::shared_ptr<HttpClient> client_;
   std::shared_ptr<RemoteObject> object_;
   std::unique_ptr<RangeServer> server_;
