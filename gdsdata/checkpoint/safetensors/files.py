@@ -95,9 +95,9 @@ def save_file(
     names, header = text
     in_order = [tensors[name] for name in names]
     deferred = deferred_for(path)
-    if deferred is not None:
-        return deferred.save_tensors(in_order, len(header).to_bytes(LENGTH_BYTES, "little") + header, path)
     try:
+        if deferred is not None:
+            return deferred.save_tensors(in_order, len(header).to_bytes(LENGTH_BYTES, "little") + header, path)
         with collector_paused():
             write(in_order, path, LENGTH_BYTES + len(header), lambda _: header, EngineOptions())
     except NotReplaceable as error:
