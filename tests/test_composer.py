@@ -1,5 +1,6 @@
 """A data set in the Trainer of Composer."""
 
+import json
 import random
 import re
 
@@ -7,6 +8,7 @@ import integrations_script as script
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from helpers import torchrun
 
 import gdsdata
 
@@ -88,6 +90,19 @@ def test_a_resume_has_the_losses_of_a_run_that_was_not_stopped_and_reads_nothing
     data = script.read(folder)
     assert seen_of(trainer_of(folder, Loader(data), load=batches)) == whole[batches:]
     assert data.stats()["batches"] == 2 * BATCHES - batches
+
+
+def test_two_processes_resume_in_mid_epoch_with_the_same_losses(folder):
+    code, said = torchrun(2, script.__file__, folder, "composer", OMP_NUM_THREADS="1", NODE_RANK="0")
+    assert code == 0, said
+    ranks = [json.loads((folder / f"rank-{rank}.json").read_text())["composer"] for rank in range(2)]
+    for runs in ranks:
+        assert len(runs["stopped"]) == script.STOP_AFTER and len(runs["whole"]) == 2 * BATCHES
+        assert runs["stopped"] + runs["resumed"] == runs["whole"]
+    for epoch in range(2):
+        batches = [one for runs in ranks for one, _ in runs["whole"][epoch * BATCHES : (epoch + 1) * BATCHES]]
+        numbers = sum(batches, [])
+        assert len(set(numbers)) == len(numbers) == script.SAMPLES - 1  # an odd one is left out
 
 
 def test_a_second_fit_goes_on_behind_the_first_one(folder, whole):
