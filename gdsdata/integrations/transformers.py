@@ -120,8 +120,10 @@ def hooks() -> Iterator[None]:
     larger weight. At most four are in memory besides the tensors that transformers has taken.
 
     - On the CPU, weights are read now. transformers alone maps the file: the first use reads it.
-    - Shards of a rank, and tensors that are quantized on the way, are read one by one. transformers
-      reads files other than safetensors, and weights that it offloads to a disk.
+    - Shards of a rank, and tensors that are quantized on the way, are read one by one. So are all
+      tensors if a ``device_map`` sends some to "disk".
+    - transformers reads files other than safetensors. accelerate reads weights that are on the disk
+      when the model uses them.
     """
     global _users
     install()
