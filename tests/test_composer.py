@@ -92,7 +92,7 @@ def test_a_resume_has_the_losses_of_a_run_that_was_not_stopped_and_reads_nothing
     assert data.stats()["batches"] == 2 * BATCHES - batches
 
 
-def test_two_processes_resume_in_mid_epoch_with_the_same_losses(folder):
+def test_two_processes_resume_in_mid_epoch_with_the_same_losses_and_one_goes_on(folder):
     code, said = torchrun(2, script.__file__, folder, "composer", OMP_NUM_THREADS="1", NODE_RANK="0")
     assert code == 0, said
     ranks = [json.loads((folder / f"rank-{rank}.json").read_text())["composer"] for rank in range(2)]
@@ -103,6 +103,10 @@ def test_two_processes_resume_in_mid_epoch_with_the_same_losses(folder):
         batches = [one for runs in ranks for one, _ in runs["whole"][epoch * BATCHES : (epoch + 1) * BATCHES]]
         numbers = sum(batches, [])
         assert len(set(numbers)) == len(numbers) == script.SAMPLES - 1  # an odd one is left out
+    alone = script.with_composer(folder, folder / "composer" / "stopped", resumes=True)
+    together = [sorted(one + other) for (one, _), (other, _) in zip(*(runs["resumed"] for runs in ranks), strict=True)]
+    assert [sorted(one) for one, _ in alone[:-1]] == together[:-1]  # the last one has an odd sample more
+    assert set(alone[-1][0]) > set(together[-1])
 
 
 def test_a_second_fit_goes_on_behind_the_first_one(folder, whole):
