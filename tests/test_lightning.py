@@ -187,6 +187,8 @@ def test_the_trainer_saves_in_the_background_and_its_bar_has_a_length(tmp_path, 
 def test_fabric_takes_a_data_set_in_a_dataloader_and_saves_through_gdsdata(tmp_path, data):
     fabric = lightning.Fabric(accelerator="cpu", plugins=[GDSCheckpointIO()])
     fabric.launch()
+    with pytest.raises(TypeError, match="PyTorch DataLoader"):  # Fabric's, as docs/guide/frameworks.md says
+        fabric.setup_dataloaders(data)
     loader = fabric.setup_dataloaders(DataLoader(data, batch_size=None))
     assert [len(batch) for batch in loader] == [8] * 12 + [7]
     fabric.save(tmp_path / "fabric.ckpt", {"data": data.state_dict(), "step": 13})
