@@ -79,7 +79,7 @@ chaos: $(READY)  ## training jobs that are killed, stopped and starved by a seed
 test-slow: $(READY) build/.system-tests build/.azurite  ## the tests that `make test` leaves out: three hundred kills, builds without liburing, benchmarks
 	@$(VENV_PYTHON) -m pytest -m slow $(ARGS)
 
-FRAMEWORKS := $(addprefix tests/test_,composer.py deepspeed.py integration_examples.py litdata.py litdata_rows.py loops.py mds.py mds_text.py megatron_core.py migrate.py torchtitan.py)
+FRAMEWORKS := $(addprefix tests/test_,composer.py deepspeed.py hf_datasets.py integration_examples.py litdata.py litdata_rows.py loops.py mds.py mds_text.py megatron_core.py migrate.py torchtitan.py)
 .PHONY: test-frameworks
 test-frameworks: $(READY) build/.frameworks  ## the tests with frameworks whose packages do not go into one environment with the others (tests/frameworks.txt)
 	@build/frameworks/bin/python -m pytest -m "slow or not slow" -n $(JOBS) --dist loadfile $(FRAMEWORKS) $(ARGS)

@@ -36,7 +36,7 @@ import framework_saves as saves
 import framework_steps as steps
 import torch
 import training
-from turns import Turns, take_all
+from turns import Turns, end_all, take_all
 
 from gdsdata.bench.measure import device as devices
 from gdsdata.bench.measure import system
@@ -75,12 +75,19 @@ def table(columns, rows):
 
 
 @contextlib.contextmanager
-def stopped_early():
-    """Leave the block at Ctrl-C. No turn follows."""
+def stopped_early(chosen):
+    """Leave the block at Ctrl-C. No turn and no section follows."""
     try:
         yield
     except KeyboardInterrupt:
+        chosen.is_stopped = True
         print("\nStopped: turns are missing.")
+
+
+def stop(*_):
+    """Do at SIGTERM what Ctrl-C does, once: `timeout` sends it twice."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def asked(chosen, name):
@@ -124,7 +131,7 @@ def load(chosen):
     rows |= {name: (loads.loading, name, model) for name in loads.LOADS if asked(chosen, name)}
     results = {name: {"first": [], "later": [], "error": None} for name in rows}
     shares = []
-    with stopped_early():
+    with stopped_early(chosen):
         for done in range(chosen.rounds):
             progress(f"load: {done} of {chosen.rounds} rounds")
             turns = [Turns(name, "", *rows[name]) for name, found in results.items() if found["error"] is None]
@@ -139,7 +146,8 @@ def load(chosen):
                         results[turn.name][kind].append(turn.results[-1])
                 turn.end()
                 results[turn.name]["error"] = turn.error and turn.why_not
-    kept = f"{max(shares):.0%} stayed in the page cache" if chosen.cold else f"{min(shares):.0%} in the page cache"
+    share = (max if chosen.cold else min)(shares, default=0.0)
+    kept = f"{share:.0%} stayed in the page cache" if chosen.cold else f"{share:.0%} in the page cache"
     state = "cold" if chosen.cold else "warm"
     print(f"\n## load, {state}\n\n{model.size_bytes / GB:.2f} GB in {len(model.shards)} shards, {kept}")
     columns = ["row", "first, s", "first, GB/s", "later, GB/s", "of the limit: first", "later", "CPU s/GB"]
@@ -175,7 +183,7 @@ def checkpoint(chosen):
     saves.write_tokens(work)
     results = {name: {"turns": [], "error": None} for name in saves.SAVES if asked(chosen, name)}
     limits = []
-    with stopped_early():
+    with stopped_early(chosen):
         for done in range(chosen.save_rounds):
             progress(f"checkpoint: {done} of {chosen.save_rounds} rounds")
             turns = [
@@ -232,7 +240,7 @@ def train(chosen):
                 turns.append(Turns(f"{trainer}: {name}", "", steps.stepping, trainer, loader, work, count))
     turns = [turn.made() for turn in turns]
     share = 1.0
-    with stopped_early():
+    with stopped_early(chosen):
         for done in range(chosen.rounds):
             progress(f"train: {done} of {chosen.rounds} rounds")
             share = min(share, system.warm(work.files))
@@ -290,8 +298,9 @@ def main():
     parser.add_argument("--json", type=Path, help="file for all results")
     chosen = parser.parse_args()
     arguments = {name: value for name, value in vars(chosen).items() if name not in ("folder", "json")}
+    chosen.is_stopped = False
     devices.check(chosen.device)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, stop)
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     chosen.folder = chosen.folder.absolute()
@@ -312,11 +321,16 @@ def main():
     }
     for section in chosen.section:
         try:
-            results["sections"][section] = sections[section](chosen)
+            with stopped_early(chosen):
+                results["sections"][section] = sections[section](chosen)
         except RuntimeError as error:  # of what all its rows need; other sections may do without
             print(f"\n## {section}\n\n{error}")
+        if chosen.is_stopped:
+            end_all()
         if chosen.json:
             chosen.json.write_text(json.dumps(results, indent=1, default=str) + "\n")
+        if chosen.is_stopped:
+            break
 
 
 if __name__ == "__main__":

@@ -74,6 +74,12 @@ def take_all(turns):
             turn.take()
 
 
+def end_all():
+    """End the processes of all rows, whatever they do."""
+    for process in multiprocessing.active_children():
+        process.kill()
+
+
 def _serve(connection, make, arguments):
     os.dup2(2, 1)  # libraries' prints are no result
     try:

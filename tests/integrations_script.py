@@ -1,4 +1,4 @@
-"""The same training in the loops of Lightning, Fabric, transformers and accelerate.
+"""The same training in the loops of Lightning, Fabric, transformers, accelerate and Composer.
 
     torchrun --standalone --nproc-per-node=2 tests/integrations_script.py FOLDER [FRAMEWORK ...]
 
@@ -172,6 +172,45 @@ def with_fabric(folder, place, stop_at=None, resumes=False):
     return plain.seen
 
 
+def with_composer(folder, place, stop_at=None, resumes=False):
+    import composer
+
+    from gdsdata.integrations.composer import Loader
+
+    class Module(composer.ComposerModel):
+        def __init__(self):
+            super().__init__()
+            self.model = Model()
+
+        def forward(self, batch):
+            return self.model(batch)
+
+        def loss(self, outputs, batch):
+            return outputs["loss"]
+
+    module, data = Module(), Loader(read(folder))
+    trainer = composer.Trainer(
+        model=module,
+        train_dataloader=data,
+        callbacks=[data],
+        optimizers=torch.optim.SGD(module.parameters(), 0.1),
+        max_duration=f"{STOP_AFTER}ba" if stop_at else f"{EPOCHS}ep",
+        save_folder=str(place),
+        save_filename="ba{batch}.pt",
+        save_latest_filename=None,
+        save_interval=f"{STOP_AFTER}ba",
+        save_overwrite=True,
+        load_path=str(place / f"ba{STOP_AFTER}.pt") if resumes else None,
+        device="cpu",
+        seed=1,
+        progress_bar=False,
+    )
+    with gdsdata.torch_hooks():
+        trainer.fit()
+    trainer.close()
+    return module.model.seen
+
+
 def refused_by_accelerate(folder):
     """Return what accelerate's own loaders say on this rank: their errors, or their numbers."""
     from accelerate import Accelerator
@@ -195,11 +234,13 @@ TRAINERS = {
     "lightning": with_lightning,
     "fabric": with_fabric,
 }
+# Those whose packages go into no environment with the others.
+APART = {"composer": with_composer}
 
 
 def runs_of(framework, folder, place):
     """Return what this rank saw in an uninterrupted run, in one until the stop, and after it."""
-    train = TRAINERS[framework]
+    train = (TRAINERS | APART)[framework]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # workers, loggers and a missing validation
         return {
@@ -212,7 +253,8 @@ def runs_of(framework, folder, place):
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     results = {name: runs_of(name, folder, folder / name) for name in sys.argv[2:] or TRAINERS}
-    results["accelerate's own loaders"] = refused_by_accelerate(folder)
+    if not sys.argv[2:]:
+        results["accelerate's own loaders"] = refused_by_accelerate(folder)
     (folder / f"rank-{os.environ['RANK']}.json").write_text(json.dumps(results))
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()

@@ -62,9 +62,15 @@ def test_a_state_goes_through_the_hooks_with_its_safetensors(tmp_path, accelerat
     assert_same_batches(plain.state_dict().values(), saved.values())
     assert [one["step"].item() for one in optimizer.state_dict()["state"].values()] == [1, 1]
     assert called == ["save_file", "load_file"]  # of model.safetensors
+    weights_bytes = sum(one.nbytes for one in saved.values())
     size_bytes = sum((tmp_path / "saved" / name).stat().st_size for name in ("optimizer.bin", "random_states_0.pkl"))
     served = {call: (one.calls, one.bytes) for call, one in hooks.report().served.items()}
-    assert served == {"torch.save": (2, size_bytes), "torch.load": (2, size_bytes)}
+    assert served == {
+        "torch.save": (2, size_bytes),
+        "torch.load": (2, size_bytes),
+        "safetensors.save_file": (1, weights_bytes),
+        "safetensors.load_file": (1, weights_bytes),
+    }
     assert hooks.report().left_to_torch == ()
 
 

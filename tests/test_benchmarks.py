@@ -6,6 +6,7 @@ A row has figures only if all that it read was what had been written.
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 from importlib import import_module
@@ -187,6 +188,59 @@ def test_frameworks_are_measured_and_what_they_read_and_wrote_is_verified(tmp_pa
     assert len(measured) == 2, rows
     assert all(figure(cells[0]) > 0 for cells in measured), measured
     assert all(one["error"] is None for one in json.loads(found.read_text())["sections"][section]["rows"].values())
+
+
+class StoppedTurns:
+    """Turns of rows. The third one is stopped in the middle, as by `timeout`."""
+
+    taken = 0
+
+    def __init__(self, name, *_):
+        self.name, self.error, self.results = name, None, []
+
+    def made(self):
+        return self
+
+    def take(self):
+        StoppedTurns.taken += 1
+        if self.taken == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        self.results.append({"seconds": 2.0, "cpu_s": 1, "own_bytes": 1, "rss_bytes": 1, "device_bytes": 1})
+
+    def end(self):
+        pass
+
+
+@pytest.mark.parametrize("stops", ["in a turn", "before its first turn", "before its model is saved"])
+def test_a_stopped_run_prints_the_turns_that_it_took_and_begins_no_other_section(tmp_path, monkeypatch, capsys, stops):
+    def save(*_):
+        if stops == "before its model is saved":
+            raise KeyboardInterrupt
+        (tmp_path / "llama-0.001-cpu" / "model.safetensors").write_bytes(bytes(1 << 20))
+
+    def warm(_):
+        if stops == "before its first turn":
+            raise KeyboardInterrupt
+        return 1.0
+
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    frameworks = import_module("frameworks")
+    monkeypatch.setattr(StoppedTurns, "taken", 0)
+    monkeypatch.setattr(frameworks, "Turns", StoppedTurns)
+    monkeypatch.setattr(frameworks, "only_turn", save)
+    monkeypatch.setattr(frameworks.system, "warm", warm)
+    where = ["--device", "cpu", "--folder", str(tmp_path), "--size-gb", "0.001"]
+    monkeypatch.setattr(sys, "argv", ["frameworks.py", *where, "--section", "load", "train"])
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        frameworks.main()
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    said = capsys.readouterr().out
+    assert "Stopped: turns are missing." in said and "## train" not in said
+    rows = [line for line in said.splitlines() if line.startswith("| ") and "| 2.00 " in line]
+    assert len(rows) == (1 if stops == "in a turn" else 0)
+    assert said.count("no turn") == {"in a turn": 5, "before its first turn": 6}.get(stops, 0)
 
 
 @pytest.mark.slow

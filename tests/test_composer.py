@@ -1,5 +1,6 @@
 """A data set in the Trainer of Composer."""
 
+import json
 import random
 import re
 
@@ -7,6 +8,7 @@ import integrations_script as script
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from helpers import torchrun
 
 import gdsdata
 
@@ -88,6 +90,23 @@ def test_a_resume_has_the_losses_of_a_run_that_was_not_stopped_and_reads_nothing
     data = script.read(folder)
     assert seen_of(trainer_of(folder, Loader(data), load=batches)) == whole[batches:]
     assert data.stats()["batches"] == 2 * BATCHES - batches
+
+
+def test_two_processes_resume_in_mid_epoch_with_the_same_losses_and_one_goes_on(folder):
+    code, said = torchrun(2, script.__file__, folder, "composer", OMP_NUM_THREADS="1", NODE_RANK="0")
+    assert code == 0, said
+    ranks = [json.loads((folder / f"rank-{rank}.json").read_text())["composer"] for rank in range(2)]
+    for runs in ranks:
+        assert len(runs["stopped"]) == script.STOP_AFTER and len(runs["whole"]) == 2 * BATCHES
+        assert runs["stopped"] + runs["resumed"] == runs["whole"]
+    for epoch in range(2):
+        batches = [one for runs in ranks for one, _ in runs["whole"][epoch * BATCHES : (epoch + 1) * BATCHES]]
+        numbers = sum(batches, [])
+        assert len(set(numbers)) == len(numbers) == script.SAMPLES - 1  # an odd one is left out
+    alone = script.with_composer(folder, folder / "composer" / "stopped", resumes=True)
+    together = [sorted(one + other) for (one, _), (other, _) in zip(*(runs["resumed"] for runs in ranks), strict=True)]
+    assert [sorted(one) for one, _ in alone[:-1]] == together[:-1]  # the last one has an odd sample more
+    assert set(alone[-1][0]) > set(together[-1])
 
 
 def test_a_second_fit_goes_on_behind_the_first_one(folder, whole):

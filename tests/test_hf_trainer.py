@@ -104,7 +104,13 @@ def test_files_of_checkpoints_go_through_gdsdata_unless_told_otherwise(folder, m
     served = {call: (one.calls, one.bytes) for call, one in report.served.items()}
     if checkpoints:
         written = [f"checkpoint-*/{name}" for name in (*OF_TORCH, "training_args.bin")]
-        assert served == {"torch.save": counted(folder / "run", *written), "torch.load": counted(resumed, *OF_TORCH)}
+        weights_bytes = sum(one.nbytes for one in trainer.model.state_dict().values())
+        assert served == {
+            "torch.save": counted(folder / "run", *written),
+            "torch.load": counted(resumed, *OF_TORCH),
+            "safetensors.save_file": (3, 3 * weights_bytes),
+            "safetensors.load_file": (1, weights_bytes),
+        }
         assert served["torch.save"][0] == 12 and served["torch.load"][0] == 3
         assert called == ["save_file"] * 3 + ["load_file"]  # of model.safetensors
     else:

@@ -35,8 +35,9 @@ from gdsdata import torch_private
 from gdsdata.checkpoint import hooks, hooks_dcp, hooks_files, hooks_report
 from gdsdata.checkpoint.dcp.storage_reader import GDSStorageReader
 from gdsdata.checkpoint.dcp.storage_writer import GDSStorageWriter
+from gdsdata.checkpoint.safetensors import files
 from gdsdata.checkpoint.torch_zip import mapped_storages
-from gdsdata.errors import IoError
+from gdsdata.errors import IoError, NotReplaceable
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*quantize|TypedStorage is deprecated"),
@@ -538,6 +539,77 @@ def test_safetensors_is_served_too_if_asked_for():
         raise KeyError
     assert safetensors.torch.save_file is stock
     assert not hooks.are_installed()
+
+
+def test_the_report_has_the_calls_of_safetensors_and_all_that_an_open_file_reads(tmp_path):
+    path, tensors = tmp_path / "x.safetensors", {"a": torch.arange(100.0), "b": torch.ones(3, 2)}
+    with gdsdata.torch_hooks() as outer, gdsdata.torch_hooks(safetensors=True) as hooks:
+        safetensors.torch.save_file(tensors, path)
+        safetensors.torch.load_file(path)
+        with safetensors.safe_open(path, framework="pt") as file:
+            file.get_tensor("a")
+            file.get_slice("b")[:2]
+            file.get_tensors()
+        gdsdata.safetensors.load_file(path)  # is no call of the package
+        with pytest.raises(FileNotFoundError):
+            safetensors.torch.load_file(tmp_path / "none.safetensors")
+    report = hooks.report()
+    assert {call: (one.calls, one.bytes) for call, one in report.served.items()} == {
+        "safetensors.save_file": (1, 424),
+        "safetensors.load_file": (1, 424),
+        "safetensors.safe_open": (1, 400 + 16 + 424),
+    }
+    assert all(one.seconds > 0 for one in report.served.values())
+    assert report.left_to_torch == () and outer.report() == report
+
+
+REFUSED = {
+    "a tensor that is not contiguous": {"a": torch.ones(3, 2).t()},
+    "tensors that share memory": dict.fromkeys("ab", torch.ones(3)),
+    "a tensor without memory of its own (meta, sparse)": {"a": torch.eye(3).to_sparse()},
+    "a tensor of torch.complex128": {"a": torch.ones(3, dtype=torch.complex128)},
+    "its tensors are in a list, not a dict": [torch.ones(3)],
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_the_report_says_why_a_save_was_left_to_safetensors(tmp_path, reason):
+    path = str(tmp_path / "x.safetensors")
+    with gdsdata.torch_hooks(safetensors=True) as hooks:
+        with pytest.raises((ValueError, RuntimeError, TypeError, KeyError)):
+            safetensors.torch.save_file(REFUSED[reason], path)
+        assert hooks.report().served == {}
+    (left,) = hooks.report().left_to_torch
+    assert (left.call, left.calls, left.reason, left.example) == ("safetensors.save_file", 1, reason, path)
+    assert "left to torch, safetensors" in str(hooks.report())
+
+
+def test_the_report_says_why_a_file_was_opened_by_safetensors(tmp_path):
+    path = str(tmp_path / "x.safetensors")
+    safetensors.torch.save_file({"a": torch.ones(3)}, path)
+    with gdsdata.torch_hooks(safetensors=True) as hooks:
+        with safetensors.safe_open(path, framework="np") as file:
+            file.get_tensor("a")
+        with pytest.raises(safetensors.SafetensorError, match="meta"):
+            safetensors.torch.load_file(path, device="meta")
+        gdsdata.safetensors.safe_open(path, framework="np")  # is no call of the package
+    assert hooks.report().served == {}
+    assert reasons(hooks) == [
+        ("safetensors.load_file", "framework='pt', device='meta', backend='mmap'"),
+        ("safetensors.safe_open", "framework='np', device='cpu', backend='mmap'"),
+    ]
+
+
+def test_a_save_over_a_file_that_cannot_be_replaced_is_left_to_safetensors(tmp_path, monkeypatch):
+    path = tmp_path / "x.safetensors"
+
+    def refuse(*_):
+        raise NotReplaceable(1, f"no new file can replace {path}", str(path))
+
+    monkeypatch.setattr(files, "write", refuse)
+    with gdsdata.torch_hooks(safetensors=True) as hooks, pytest.warns(RuntimeWarning, match="safetensors writes it"):
+        safetensors.torch.save_file({"a": torch.ones(3)}, path)
+    assert reasons(hooks) == [("safetensors.save_file", "no new file can replace it")]
 
 
 def test_hooks_that_could_not_be_installed_are_not_said_to_be(tmp_path, monkeypatch):

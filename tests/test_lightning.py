@@ -1,6 +1,8 @@
 """Checkpoints of Lightning and Fabric, and data sets in both."""
 
 import errno
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -125,6 +127,44 @@ class Module(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=1e-9)
 
 
+def test_programs_that_import_pytorch_lightning_use_the_same_plugins(tmp_path, data):
+    pytorch_lightning = pytest.importorskip("pytorch_lightning", reason="pytorch-lightning is not installed")
+
+    class Same(pytorch_lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+
+        training_step, configure_optimizers = Module.training_step, Module.configure_optimizers
+
+    for kind in (GDSCheckpointIO, AsyncGDSCheckpointIO):
+        place = tmp_path / kind.__name__
+        settings = {"enable_progress_bar": False, "enable_model_summary": False, "default_root_dir": place}
+        trainer = pytorch_lightning.Trainer(accelerator="cpu", max_epochs=1, logger=False, plugins=[kind()], **settings)
+        trainer.fit(Same(), data)
+        assert type(trainer.strategy.checkpoint_io) is kind
+        (saved,) = place.rglob("*.ckpt")
+        assert kind().load_checkpoint(saved)["global_step"] == trainer.global_step == 13
+
+
+ALONE = """
+import sys
+sys.modules["lightning"] = None  # as if it were not installed
+from gdsdata.integrations.lightning import GDSCheckpointIO
+from gdsdata.integrations.lightning_async import AsyncGDSCheckpointIO
+import pytorch_lightning
+for kind in (GDSCheckpointIO, AsyncGDSCheckpointIO):
+    trainer = pytorch_lightning.Trainer(accelerator="cpu", logger=False, plugins=[kind()])
+    assert type(trainer.strategy.checkpoint_io) is kind
+"""
+
+
+def test_pytorch_lightning_alone_is_enough():
+    pytest.importorskip("pytorch_lightning", reason="pytorch-lightning is not installed")
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", ALONE], capture_output=True, text=True, timeout=80)
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_trainer_saves_in_the_background_and_its_bar_has_a_length(tmp_path, data):
     bar = lightning.pytorch.callbacks.TQDMProgressBar()
     saves = lightning.pytorch.callbacks.ModelCheckpoint(
@@ -147,6 +187,8 @@ def test_the_trainer_saves_in_the_background_and_its_bar_has_a_length(tmp_path, 
 def test_fabric_takes_a_data_set_in_a_dataloader_and_saves_through_gdsdata(tmp_path, data):
     fabric = lightning.Fabric(accelerator="cpu", plugins=[GDSCheckpointIO()])
     fabric.launch()
+    with pytest.raises(TypeError, match="PyTorch DataLoader"):  # Fabric's, as docs/guide/frameworks.md says
+        fabric.setup_dataloaders(data)
     loader = fabric.setup_dataloaders(DataLoader(data, batch_size=None))
     assert [len(batch) for batch in loader] == [8] * 12 + [7]
     fabric.save(tmp_path / "fabric.ckpt", {"data": data.state_dict(), "step": 13})

@@ -143,6 +143,65 @@ def test_workers_of_ray_go_on_after_one_has_died(folder, monkeypatch):
     assert checkpointer.steps() == [10, 15, 20]
 
 
+KEPT_BY_RAY = """
+import os, tempfile, ray.train
+from ray.train import Checkpoint, FailureConfig, RunConfig, ScalingConfig
+from ray.train.torch import TorchTrainer
+
+
+def train_on_each_worker(config):
+    rank, step = ray.train.get_context().get_world_rank(), 0
+    dataset = gdsdata.GDSDataset(config["folder"] + "/train.bin", 8, tokens, device="cpu")
+    if resumed := ray.train.get_checkpoint():
+        with resumed.as_directory() as folder:
+            found = gdsdata.load(folder + "/state.pt")
+        dataset.load_state_dict(found["data"])
+        step = found["step"]
+    for batch in dataset:
+        step += 1
+        with open(config["folder"] + f"/seen-{rank}", "a") as file:
+            print(step, *batch[:, 0].tolist(), file=file)
+        if step == 4 and rank == 1 and not resumed:
+            os._exit(1)
+        with tempfile.TemporaryDirectory() as folder:
+            if rank == 0:
+                gdsdata.save({"data": dataset.state_dict(), "step": step}, folder + "/state.pt")
+            ray.train.report({"step": step}, checkpoint=Checkpoint.from_directory(folder) if rank == 0 else None)
+
+
+trainer = TorchTrainer(
+    train_on_each_worker,
+    train_loop_config={"folder": os.getcwd()},
+    scaling_config=ScalingConfig(num_workers=2),
+    run_config=RunConfig(storage_path=os.getcwd() + "/kept", failure_config=FailureConfig(max_failures=3)),
+)
+trainer.fit()
+"""
+
+
+@pytest.mark.slow  # as above
+@pytest.mark.timeout(400)
+def test_a_checkpoint_that_ray_keeps_resumes_the_data_of_all_workers(folder):
+    ray = pytest.importorskip("ray", reason="ray is not installed")
+    pytest.importorskip("ray.train", reason="ray[train] is not installed")
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        exec(compile(KEPT_BY_RAY, "kept_by_ray", "exec"), known())
+    finally:
+        ray.shutdown()
+    seen = []
+    for rank in range(2):
+        steps = [line.split() for line in (folder / f"seen-{rank}").read_text().splitlines()]
+        assert [int(step) for step, *_ in steps][-1] == 9 and len(steps) > 9, "no worker was started again"
+        by_step = {}
+        for step, *batch in steps:  # one that was not kept is seen again, and is the same
+            assert by_step.setdefault(step, batch) == batch
+        assert list(by_step) == [str(step) for step in range(1, 10)]
+        seen.append([int(number) for batch in by_step.values() for number in batch])
+    whole = [np.arange(SAMPLES * 1024, dtype=np.uint16)[::1024].tolist()]
+    assert sorted(sum(seen, [])) == sorted(sum(whole, []))
+
+
 # --- Composer ---------------------------------------------------------------------------------------------------------
 
 

@@ -1,5 +1,6 @@
 """A save keeps the existing file's mode, owner and links, or says why it cannot replace it."""
 
+import errno
 import os
 import stat
 import subprocess
@@ -7,10 +8,14 @@ import warnings
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from helpers import in_new_process
 
 import gdsdata
+from gdsdata import EngineOptions
+from gdsdata.checkpoint.background.file_saves import FileSaves
+from gdsdata.checkpoint.deferred import deferring
 from gdsdata.errors import IoError, NotReplaceable
 from gdsdata.io import engine
 
@@ -61,6 +66,32 @@ def test_a_mounted_file_cannot_be_replaced_and_that_is_told_before_a_byte_is_wri
         with pytest.raises(NotReplaceable, match="it is a mount point.* mount its folder instead"):
             write()
     assert value_in(mounted) == 0 and {path.name for path in mounted.parent.iterdir()} == {"x.pt", "source"}
+
+
+@pytest.mark.parametrize("name", ["x.pt", "x.safetensors"])
+def test_a_background_save_over_a_file_that_cannot_be_replaced_is_left_to_its_package(tmp_path, monkeypatch, name):
+    path = tmp_path / name
+    safetensors.torch.save_file({"a": torch.zeros(1)}, path)
+    own = engine.Output
+
+    def refuse(given, *arguments):
+        if str(given) == str(path):
+            raise NotReplaceable(errno.EBUSY, f"could not replace '{path}'", str(path))
+        return own(given, *arguments)
+
+    monkeypatch.setattr(engine, "Output", refuse)
+    saves = FileSaves(str(tmp_path), 1 << 20, EngineOptions())
+    tensors = {"a": torch.full((1000,), 3.0)}
+    with gdsdata.torch_hooks(safetensors=True) as hooks, deferring(saves, str(tmp_path)):
+        with pytest.warns(RuntimeWarning, match="in place instead|safetensors writes it instead"):
+            torch.save(tensors, path) if name == "x.pt" else safetensors.torch.save_file(tensors, path)
+        torch.save(tensors, tmp_path / "other.pt")
+    saves.raise_unseen()
+    saves.close()
+    assert value_in(path) == value_in(tmp_path / "other.pt") == 3
+    assert hooks.report().served["torch.save"].calls == 1
+    (left,) = hooks.report().left_to_torch
+    assert left.call in ("torch.save", "safetensors.save_file") and left.reason == "no new file can replace it"
 
 
 def open_the_way_to(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import json
 import os
 import runpy
 import sys
@@ -11,9 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import REPOSITORY
+from helpers import REPOSITORY, torchrun
 from object_server import serving
 
+import gdsdata
 from gdsdata.checkpoint.safetensors import planned_load
 from gdsdata.errors import CorruptData
 
@@ -127,6 +129,56 @@ def test_a_model_on_a_gpu_is_that_of_transformers(folders, added, kind, dtype):
     assert all(parameter.is_cuda for parameter in model.parameters())
     assert_same_models(expected.cpu(), model.cpu())
     assert added
+
+
+DISK = {"model.embed_tokens": "cpu", "model.layers": "disk", "model.norm": "cpu", "model.rotary_emb": "cpu"}
+MAPS = {
+    "one device": {"": "cpu"},
+    "modules": {"model": "cpu", "lm_head": "cpu"},
+    "some on disk": DISK | {"lm_head": "cpu"},
+    "the head on disk": {"model": "cpu", "lm_head": "disk"},
+}
+
+
+@pytest.mark.parametrize("kind", ["llama", "llama in shards", "mixtral"])
+@pytest.mark.parametrize("devices", MAPS)
+def test_a_device_map_by_module_also_with_weights_on_disk_is_followed(folders, tmp_path, added, devices, kind):
+    def made(call, name):
+        return call(class_of(kind), folders[kind], device_map=MAPS[devices], offload_folder=tmp_path / name)
+
+    expected = made(lambda one, path, **kw: one.from_pretrained(path, **kw), "stock")
+    assert not added
+    model = made(ours.from_pretrained, "ours")
+    with gdsdata.torch_hooks(safetensors=True) as hooks:
+        hooked = made(lambda one, path, **kw: one.from_pretrained(path, **kw), "hooked")
+    for one in (model, hooked):
+        assert getattr(one, "hf_device_map", None) == getattr(expected, "hf_device_map", None)
+        assert torch.equal(outputs(one), outputs(expected))
+        for (name, its), (_, mine) in zip(expected.named_parameters(), one.named_parameters(), strict=True):
+            assert its.device == mine.device and (its.is_meta or torch.equal(its, mine)), name
+    assert bool(added) == ("disk" not in devices), "transformers asks for tensors one by one if some go to the disk"
+    assert hooks.report().left_to_torch == ()
+    weights_bytes = sum(
+        one.nbytes for one in transformers.AutoModelForCausalLM.from_pretrained(folders[kind]).parameters()
+    )
+    assert hooks.report().served["safetensors.safe_open"].bytes >= weights_bytes
+    resaved = [{path.name: path.read_bytes() for path in (tmp_path / name).glob("*")} for name in ("stock", "ours")]
+    assert resaved[0] == resaved[1] and bool(resaved[0]) == (devices == "some on disk" and kind == "mixtral")
+
+
+def test_a_model_split_by_a_tp_plan_has_the_shards_of_transformers_alone(tmp_path):
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**LLAMA | {"num_key_value_heads": 2, "num_hidden_layers": 2})
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
+    script = Path(__file__).parent / "transformers_ranks.py"
+    code, said = torchrun(2, script, tmp_path / "model", tmp_path, OMP_NUM_THREADS="1")
+    assert code == 0, said
+    whole = sum(one.numel() for one in transformers.LlamaForCausalLM(config).parameters())
+    for rank in range(2):
+        found = json.loads((tmp_path / f"rank-{rank}.json").read_text())
+        assert found["sharded"] > 0 and found["values"] < whole
+        assert found["from_pretrained is the same"] and found["hooks are the same"]
+        assert found["left"] == [] and found["read"] == 4 * found["values"], "only the shards are read"
 
 
 def test_the_hooks_serve_the_stock_call_and_are_gone_afterwards(folders, added):

@@ -12,7 +12,10 @@ import torch
 
 
 class Deferred(Protocol):
-    """Takes saves over."""
+    """Takes saves over.
+
+    A save raises NotReplaceable if no new file can take its name: hooks leave it to its package.
+    """
 
     def save_state(self, value: Any, path: str) -> int:
         """Copy a value that `torch.save` would write, and return its size in bytes."""

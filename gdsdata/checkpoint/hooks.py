@@ -75,8 +75,7 @@ def torch_hooks(*, safetensors: bool = False) -> Iterator[Hooks]:
 
     Args:
         safetensors: the functions of the package `safetensors` work through gdsdata too, for all
-            libraries that use them: see `gdsdata.safetensors.install`. `Hooks.report` does not
-            count them.
+            libraries that use them: see `gdsdata.safetensors.install`. `Hooks.report` has them too.
 
     Raises:
         NotInstalled: ``safetensors=True``, and there is no such package.

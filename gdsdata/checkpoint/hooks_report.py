@@ -1,4 +1,4 @@
-"""`HooksReport`: the calls under `torch_hooks` that gdsdata served, and those that torch did."""
+"""`HooksReport`: the calls under `torch_hooks` that gdsdata served, and those that it left."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class Served:
 
     Attributes:
         calls: how many.
-        bytes: of the files that they wrote or read.
+        bytes: of the files that they wrote or read. The functions of `safetensors` count those of
+            the tensors.
         seconds: that they took, added up. Calls of several threads overlap.
     """
 
@@ -37,7 +38,7 @@ class Served:
 
 @dataclass(frozen=True)
 class LeftToTorch:
-    """Calls of one kind that torch did itself, for one reason.
+    """Calls of one kind that torch, or the package `safetensors`, did itself, for one reason.
 
     Attributes:
         call: as ``"torch.load"``.
@@ -63,8 +64,10 @@ class HooksReport:
     Attributes:
         served: the calls that gdsdata served, by kind: ``"torch.save"``, ``"torch.load"``,
             ``"dcp.save"`` (a rank's data), ``"dcp.load"``, and ``"dcp.async_save (process)"``,
-            whose bytes are those of all ranks.
-        left_to_torch: the calls that torch did itself.
+            whose bytes are those of all ranks. With ``safetensors=True``, also
+            ``"safetensors.save_file"``, ``"safetensors.load_file"`` and
+            ``"safetensors.safe_open"``, with all that was read from the files that it opened.
+        left_to_torch: the calls that torch did itself, or `safetensors` those of its functions.
     """
 
     served: Mapping[str, Served] = field(default_factory=dict)
@@ -72,17 +75,24 @@ class HooksReport:
 
     def __str__(self) -> str:
         if not self.served and not self.left_to_torch:
-            return "gdsdata: no call of torch.save, torch.load or torch.distributed.checkpoint was seen"
+            return "gdsdata: no call of torch.save, torch.load, torch.distributed.checkpoint or safetensors was seen"
         rows: list[tuple[str, ...]] = [("gdsdata served", "calls", "GB", "s", "GB/s")]
         for call, one in sorted(self.served.items()):
             rate = one.bytes / 1e9 / max(one.seconds, 1e-9)
             rows.append((call, str(one.calls), f"{one.bytes / 1e9:.3g}", f"{one.seconds:.3g}", f"{rate:.3g}"))
         lines = _table(rows, {1, 2, 3, 4}) if self.served else ["gdsdata served no call"]
         if self.left_to_torch:
-            rows = [("left to torch", "calls", "because", "example")]
+            others = (
+                "torch, safetensors" if any(_is_of_safetensors(one.call) for one in self.left_to_torch) else "torch"
+            )
+            rows = [(f"left to {others}", "calls", "because", "example")]
             rows += [(one.call, str(one.calls), one.reason, one.example) for one in self.left_to_torch]
             lines += ["", *_table(rows, {1})]
         return "\n".join(lines)
+
+
+def _is_of_safetensors(call: str) -> bool:
+    return call.startswith("safetensors.")
 
 
 def _table(rows: list[tuple[str, ...]], numbers: set[int]) -> list[str]:
@@ -106,18 +116,18 @@ class Counts:
         self._served: dict[str, Served] = {}
         self._left: Counter[_Key] = Counter()
         self._examples: dict[_Key, str] = {}  # the newest of each
-        self._within = threading.local()  # has `call` while this thread is in a call that gdsdata serves
+        self._within = threading.local()  # has `call`, a `_Call`, while this thread is in one
 
-    def served(self, call: str, size_bytes: int, seconds: float) -> None:
+    def served(self, call: str, size_bytes: int, seconds: float, calls: int = 1) -> None:
         with self._lock:
-            self._served[call] = self._served.get(call, Served()).plus(1, size_bytes, seconds)
+            self._served[call] = self._served.get(call, Served()).plus(calls, size_bytes, seconds)
 
     def left(self, call: str, reason: str, example: object) -> None:
         """Count a call that torch does itself, unless it is a part of one that gdsdata serves.
 
         torch.distributed.checkpoint, for example, saves values that are no tensors into memory.
         """
-        if getattr(self._within, "call", ""):
+        if getattr(self._within, "call", None) is not None:
             return
         with self._lock:
             if (call, reason) not in self._left and len(self._left) >= _MOST_REASONS:
@@ -126,23 +136,52 @@ class Counts:
             self._examples[call, reason] = str(example)
 
     @contextmanager
-    def timed(self, call: str) -> Iterator[list[int]]:
-        """Count a call that gdsdata serves, unless it raises.
+    def timed(self, call: str, calls: int = 1) -> Iterator[list[int]]:
+        """Count a call that gdsdata serves, unless it raises, or is left to a package on the way.
 
         The caller appends its bytes to the list.
+
+        Args:
+            call: its kind.
+            calls: 0 for what follows from a call that was counted.
         """
         sizes_bytes: list[int] = []
-        outer, self._within.call = getattr(self._within, "call", ""), call
         begin_s = time.perf_counter()
-        try:
+        with self.watched(call) as current:
             yield sizes_bytes
+        if not current.is_left:
+            self.served(call, sum(sizes_bytes), time.perf_counter() - begin_s, calls)
+
+    @contextmanager
+    def watched(self, call: str) -> Iterator[_Call]:
+        """Count a call if it is left to a package on the way: see `leave`."""
+        outer = getattr(self._within, "call", None)
+        self._within.call = current = _Call()
+        try:
+            yield current
         finally:
             self._within.call = outer
-        self.served(call, sum(sizes_bytes), time.perf_counter() - begin_s)
+            if current.is_left:
+                self.left(call, current.reason, current.example)
+
+    def leave(self, reason: str, example: object) -> None:
+        """Note that a package does the call itself that is `watched` on this thread."""
+        current: _Call | None = getattr(self._within, "call", None)
+        if current is not None:
+            current.is_left, current.reason, current.example = True, reason, example
 
     def snapshot(self) -> Snapshot:
         with self._lock:
             return Snapshot(dict(self._served), self._left.copy(), dict(self._examples))
+
+
+@dataclass
+class _Call:
+    """A call under way: whether and why a package does it."""
+
+    is_left: bool = False
+    reason: str = ""
+    example: object = ""
 
 
 class Snapshot(NamedTuple):
@@ -157,7 +196,7 @@ class Snapshot(NamedTuple):
         served = {}
         for call, one in self.served.items():
             before = begin.served.get(call, Served())
-            if one.calls > before.calls:
+            if one != before:
                 served[call] = one.plus(-before.calls, -before.bytes, -before.seconds)
         left = tuple(
             LeftToTorch(call, count, reason, self.examples[call, reason])

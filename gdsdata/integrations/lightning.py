@@ -19,7 +19,10 @@ from gdsdata.io.options import EngineOptions
 from gdsdata.storage.store import ObjectInfo
 
 with importing("lightning"):
-    from lightning.fabric.plugins import CheckpointIO
+    try:
+        from lightning.fabric.plugins import CheckpointIO
+    except ModuleNotFoundError:  # pytorch-lightning alone has it under its older name
+        from lightning_fabric.plugins import CheckpointIO  # type: ignore[assignment]
 
 __all__ = ["GDSCheckpointIO"]
 
@@ -86,6 +89,17 @@ class GDSCheckpointIO(CheckpointIO):
         else:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(place)
+
+
+def _register() -> None:
+    """Have pytorch_lightning accept the class too. It has a copy of the interface."""
+    with contextlib.suppress(ImportError):
+        from lightning_fabric.plugins import CheckpointIO as Copy
+
+        Copy.register(GDSCheckpointIO)
+
+
+_register()
 
 
 def local_place(path: str | os.PathLike[str]) -> str:

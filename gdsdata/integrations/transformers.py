@@ -13,8 +13,8 @@ from typing import Any
 from gdsdata.checkpoint.file_writer import make_folder, synced_below
 from gdsdata.checkpoint.gc_pause import collector_paused
 from gdsdata.checkpoint.open_object import read_object
-from gdsdata.checkpoint.safetensors.installed import install, uninstall
-from gdsdata.checkpoint.safetensors.opened import SafeSlice, resolved, safe_open
+from gdsdata.checkpoint.safetensors.installed import CountedOpen, install, uninstall
+from gdsdata.checkpoint.safetensors.opened import SafeSlice, resolved
 from gdsdata.checkpoint.safetensors.planned_load import PlannedLoad
 from gdsdata.checkpoint.urls import is_url, joined, store_and_key
 from gdsdata.integrations.versions import importing
@@ -120,8 +120,10 @@ def hooks() -> Iterator[None]:
     larger weight. At most four are in memory besides the tensors that transformers has taken.
 
     - On the CPU, weights are read now. transformers alone maps the file: the first use reads it.
-    - Shards of a rank, and tensors that are quantized on the way, are read one by one. transformers
-      reads files other than safetensors, and weights that it offloads to a disk.
+    - Shards of a rank, and tensors that are quantized on the way, are read one by one. So are all
+      tensors if a ``device_map`` sends some to "disk".
+    - transformers reads files other than safetensors. accelerate reads weights that are on the disk
+      when the model uses them.
     """
     global _users
     install()
@@ -142,8 +144,8 @@ def hooks() -> Iterator[None]:
         uninstall()
 
 
-def _open(filename: str, *args: Any, **kw: Any) -> safe_open:
-    return safe_open(_urls.get(filename, filename), *args, **kw)
+def _open(filename: str, *args: Any, **kw: Any) -> CountedOpen:
+    return CountedOpen(_urls.get(filename, filename), *args, **kw)
 
 
 def _spawn_materialize(

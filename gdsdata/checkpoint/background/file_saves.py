@@ -17,7 +17,7 @@ from gdsdata.checkpoint.background.staging import Snapshots
 from gdsdata.checkpoint.background.staging_memory import Staging
 from gdsdata.checkpoint.threads import DaemonThreads
 from gdsdata.checkpoint.torch_zip import torch_config
-from gdsdata.io.engine import warn_once
+from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
 from gdsdata.observe.times import note_checkpoint_stall
 
@@ -57,19 +57,28 @@ class FileSaves:
             The size of the file in bytes.
 
         Raises:
+            NotReplaceable: no new file can replace the one at ``path``. Nothing was copied.
             ValueError, RuntimeError, pickle.PicklingError, ...: as of `content_of_state`.
 
         Stream semantics: tensors on a GPU are copied after all work that the current stream of that
         GPU has so far, and before this returns.
         """
         started = time.perf_counter()
+        _check_replaceable(path)
         content = content_of_state(value, torch_config.alignment_bytes(), torch_config.has_checksums())
         self._save(content, path, started)
         return content.layout.end
 
     def save_tensors(self, tensors: list[torch.Tensor], header: bytes, path: str) -> None:
-        """Save a safetensors file: see `deferred.Deferred`. Stream semantics: as `save_state`."""
+        """Save a safetensors file: see `deferred.Deferred`.
+
+        Raises:
+            NotReplaceable: as `save_state`.
+
+        Stream semantics: as `save_state`.
+        """
         started = time.perf_counter()
+        _check_replaceable(path)
         self._save(content_of_tensors(tensors, header), path, started)
 
     def behind(self, function: Callable[[], object]) -> None:
@@ -102,7 +111,7 @@ class FileSaves:
         self._saver.shutdown()
         for one in self._unseen:
             if (error := one.exception()) is not None:
-                warn_once(f"a save in the background failed: {error}")
+                engine.warn_once(f"a save in the background failed: {error}")
         self._writers.close()
         self._staging.close()
 
@@ -125,3 +134,12 @@ class FileSaves:
             job.write(path, self._writers, self._options)
         finally:
             job.cancel()
+
+
+def _check_replaceable(path: str) -> None:
+    """Raise NotReplaceable now, and not in the middle of training.
+
+    The caller can still have the file written in another way.
+    """
+    if os.path.lexists(path):
+        engine.Output(path, 0)  # makes a temporary file, and removes it

@@ -14,6 +14,7 @@ import torch
 from gdsdata.checkpoint.deferred import deferred_for
 from gdsdata.checkpoint.explanations import checked_path
 from gdsdata.checkpoint.gc_pause import collector_paused
+from gdsdata.checkpoint.hooks_report import COUNTS
 from gdsdata.checkpoint.safetensors.errors import NotWritten
 from gdsdata.checkpoint.safetensors.opened import Device, safe_open
 from gdsdata.checkpoint.safetensors.stock import stock
@@ -86,16 +87,17 @@ def save_file(
     """
     path = checked_path(filename, "save")
     text = _header_text(tensors, metadata)
-    if text is None:
+    if isinstance(text, str):
+        COUNTS.leave(text, path)
         if is_url(path):
             path = f"<{path}>"  # an error's, because the package writes files alone
         return stock("save_file of these tensors").save_file(tensors, path, metadata)
     names, header = text
     in_order = [tensors[name] for name in names]
     deferred = deferred_for(path)
-    if deferred is not None:
-        return deferred.save_tensors(in_order, len(header).to_bytes(LENGTH_BYTES, "little") + header, path)
     try:
+        if deferred is not None:
+            return deferred.save_tensors(in_order, len(header).to_bytes(LENGTH_BYTES, "little") + header, path)
         with collector_paused():
             write(in_order, path, LENGTH_BYTES + len(header), lambda _: header, EngineOptions())
     except NotReplaceable as error:
@@ -104,6 +106,7 @@ def save_file(
         except ImportError:
             raise error from None
         engine.warn_once(f"{error}. safetensors writes it instead")
+        COUNTS.leave("no new file can replace it", path)
         stock_save(tensors, path, metadata)
     except OSError as error:
         message = f"Error while serializing: {error}"
@@ -121,36 +124,42 @@ def save(tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = Non
     return stock("save").save(tensors, metadata)
 
 
-def _header_text(tensors: Any, metadata: Any) -> tuple[list[str], bytes] | None:
+def _header_text(tensors: Any, metadata: Any) -> tuple[list[str], bytes] | str:
     """Return the names in the order of the file, and the header's JSON.
 
-    None if `safetensors` would refuse this, or may treat it in another way.
+    If `safetensors` would refuse this, or may treat it in another way, return why.
     """
-    if type(tensors) not in (dict, OrderedDict) or not all(_is_usual(name, tensor) for name, tensor in tensors.items()):
-        return None
+    if type(tensors) not in (dict, OrderedDict):
+        return f"its tensors are in a {type(tensors).__name__}, not a dict"
+    for name, tensor in tensors.items():
+        if why := _why_unusual(name, tensor):
+            return why
     if metadata is not None and not (isinstance(metadata, dict) and _is_text(metadata)):
-        return None
+        return "metadata that are not strings by name"
     if _share_memory(tensors):
-        return None
+        return "tensors that share memory"
     names = sorted(tensors, key=lambda name: (-_DTYPES.index(code_of(tensors[name].dtype)), name))
     about = {} if metadata is None else {"__metadata__": metadata}
     about |= header_of({name: tensors[name] for name in names})
     try:
         text = json.dumps(about, separators=(",", ":"), ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        return None
+        return "a name or metadata that UTF-8 cannot encode"
     text += b" " * (-len(text) % 8)
-    return None if len(text) > LONGEST_HEADER_BYTES else (names, text)
+    return "a header that is too long" if len(text) > LONGEST_HEADER_BYTES else (names, text)
 
 
-def _is_usual(name: Any, tensor: Any) -> bool:
+def _why_unusual(name: Any, tensor: Any) -> str:
+    """Return why a tensor is not written by gdsdata; "" if it is."""
     if type(name) is not str or name == "__metadata__":
-        return False
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or not has_own_memory(tensor):
-        return False
-    if tensor.dtype == torch.float4_e2m1fn_x2 and not tensor.shape:
-        return False
-    return tensor.dtype in _SAVED and tensor.is_contiguous()
+        return "a name that is not a string, or is __metadata__"
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        return f"a {type(tensor).__name__} among the tensors"
+    if not has_own_memory(tensor):
+        return "a tensor without memory of its own (meta, sparse)"
+    if tensor.dtype not in _SAVED or (tensor.dtype == torch.float4_e2m1fn_x2 and not tensor.shape):
+        return f"a tensor of {tensor.dtype}"
+    return "" if tensor.is_contiguous() else "a tensor that is not contiguous"
 
 
 def _is_text(metadata: Mapping[Any, Any]) -> bool:

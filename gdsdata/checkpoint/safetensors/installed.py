@@ -8,8 +8,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
+
+from gdsdata.checkpoint.hooks_report import COUNTS
 from gdsdata.checkpoint.safetensors.files import load_file, save_file
-from gdsdata.checkpoint.safetensors.opened import safe_open
+from gdsdata.checkpoint.safetensors.opened import OPENED, SafeSlice, safe_open
 from gdsdata.checkpoint.safetensors.stock import stock
 from gdsdata.io import engine
 from gdsdata.storage.fork_safe import ForkSafeLock
@@ -18,22 +21,61 @@ _changing = ForkSafeLock()  # guards what follows, and the names that are replac
 _users = 0
 
 
-# Objects of their own: `uninstall` must not replace what a program has imported from gdsdata.
-class _SafeOpen(safe_open):
-    pass
+# Objects of their own: they are counted, and `uninstall` must not replace what a program has
+# imported from gdsdata.
+class CountedSlice(SafeSlice):
+    """A slice whose reads `torch_hooks` report."""
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        with COUNTS.timed(OPENED, calls=0) as sizes_bytes:
+            found = super().__getitem__(index)
+            sizes_bytes.append(found.nbytes)
+        return found
 
 
-_SafeOpen.__name__ = _SafeOpen.__qualname__ = safe_open.__name__
+class CountedOpen(safe_open):
+    """A `safe_open` that `torch_hooks` report, with all that is read from it."""
+
+    def __new__(cls, *arguments: Any, **named: Any) -> CountedOpen:
+        with COUNTS.watched(OPENED):
+            return super().__new__(cls, *arguments, **named)
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        with COUNTS.timed(OPENED):
+            super().__init__(*arguments, **named)
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        with COUNTS.timed(OPENED, calls=0) as sizes_bytes:
+            found = super().get_tensor(name)
+            sizes_bytes.append(found.nbytes)
+        return found
+
+    def get_tensors(self) -> dict[str, torch.Tensor]:
+        with COUNTS.timed(OPENED, calls=0) as sizes_bytes:
+            found = super().get_tensors()
+            sizes_bytes += [one.nbytes for one in found.values()]
+        return found
+
+    def get_slice(self, name: str) -> CountedSlice:
+        return CountedSlice(name, self._stored(name), self._opened(), self._device, self._options)
+
+
+CountedOpen.__name__ = CountedOpen.__qualname__ = safe_open.__name__
 
 
 @functools.wraps(load_file)
 def _load_file(*arguments: Any, **named: Any) -> Any:
-    return load_file(*arguments, **named)
+    with COUNTS.timed("safetensors.load_file") as sizes_bytes:
+        found = load_file(*arguments, **named)
+        sizes_bytes += [one.nbytes for one in found.values()]
+    return found
 
 
 @functools.wraps(save_file)
-def _save_file(*arguments: Any, **named: Any) -> Any:
-    return save_file(*arguments, **named)
+def _save_file(tensors: Any, *arguments: Any, **named: Any) -> Any:
+    with COUNTS.timed("safetensors.save_file") as sizes_bytes:
+        save_file(tensors, *arguments, **named)
+        sizes_bytes += [one.nbytes for one in tensors.values()]
 
 
 def install() -> None:
@@ -51,7 +93,7 @@ def install() -> None:
     with _changing:
         _users += 1
         if _users == 1:
-            _replace([(its.safe_open, _SafeOpen), (its.load_file, _load_file), (its.save_file, _save_file)])
+            _replace([(its.safe_open, CountedOpen), (its.load_file, _load_file), (its.save_file, _save_file)])
 
 
 def uninstall() -> None:
@@ -63,7 +105,7 @@ def uninstall() -> None:
             raise RuntimeError("uninstall() without an install() before")
         _users -= 1
         if _users == 0:
-            _replace([(_SafeOpen, its.safe_open), (_load_file, its.load_file), (_save_file, its.save_file)])
+            _replace([(CountedOpen, its.safe_open), (_load_file, its.load_file), (_save_file, its.save_file)])
 
 
 @contextlib.contextmanager

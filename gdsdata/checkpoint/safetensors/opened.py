@@ -11,6 +11,7 @@ import torch
 
 from gdsdata.checkpoint.explanations import checked_path
 from gdsdata.checkpoint.gc_pause import collector_paused
+from gdsdata.checkpoint.hooks_report import COUNTS
 from gdsdata.checkpoint.open_object import open_path
 from gdsdata.checkpoint.safetensors.errors import DamagedFile, SafetensorError
 from gdsdata.checkpoint.safetensors.read_ahead import ReadAhead
@@ -26,6 +27,7 @@ from gdsdata.io.options import EngineOptions
 if TYPE_CHECKING:
     from typing_extensions import Self  # typing has it from Python 3.11 on
 
+OPENED = "safetensors.safe_open"  # as `torch_hooks` report it
 _FRAMEWORKS = ("pt", "torch", "pytorch")
 _BACKENDS = ("mmap", "pread")
 
@@ -69,7 +71,9 @@ class safe_open:
     ) -> Self:
         if framework in _FRAMEWORKS and backend in _BACKENDS and _is_served(device):
             return super().__new__(cls)
-        its = stock(f"safe_open(framework={framework!r}, device={device!r}, backend={backend!r})")
+        asked = f"framework={framework!r}, device={device!r}, backend={backend!r}"
+        its = stock(f"safe_open({asked})")
+        COUNTS.leave(asked, filename)
         return its.safe_open(filename, framework=framework, device=device, backend=backend)
 
     def __init__(

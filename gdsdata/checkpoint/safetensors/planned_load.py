@@ -6,7 +6,8 @@ from concurrent.futures import Future
 
 import torch
 
-from gdsdata.checkpoint.safetensors.opened import SafeSlice
+from gdsdata.checkpoint.hooks_report import COUNTS
+from gdsdata.checkpoint.safetensors.opened import OPENED, SafeSlice
 from gdsdata.checkpoint.stored import Stored
 from gdsdata.checkpoint.tensor_reader import TensorReader
 from gdsdata.io.options import EngineOptions
@@ -57,8 +58,11 @@ class PlannedLoad:
 
     def take(self, batch: int, key: _Key) -> torch.Tensor:
         """Return a tensor of a batch, once, and begin the batches behind it."""
-        self._begin(min(len(self._batches), batch + 1 + _BATCHES_AHEAD))
-        return self._batches[batch].take(key)
+        with COUNTS.timed(OPENED, calls=0) as sizes_bytes:
+            self._begin(min(len(self._batches), batch + 1 + _BATCHES_AHEAD))
+            found = self._batches[batch].take(key)
+            sizes_bytes.append(found.nbytes)
+        return found
 
     def _begin(self, count: int) -> None:
         for batch in self._batches[self._begun : count]:
