@@ -10,7 +10,7 @@ namespace gdsdata {
 
 namespace {
 
-// A firewall may drop a connection that is idle for longer, and tell nobody. libcurl has this limit.
+// A firewall may drop a connection that is idle for longer. libcurl has the same limit.
 constexpr std::chrono::seconds kLongestIdle{118};
 
 bool is_quiet(int socket) {

@@ -118,7 +118,7 @@ class RangeReading : public ::testing::Test {
     return *outcome.error;
   }
 
-  std::vector<std::pair<std::string, std::string>> proxies_;  // variables of whoever runs the tests
+  std::vector<std::pair<std::string, std::string>> proxies_;  // variables of the environment
   std::shared_ptr<HttpClient> client_;
   std::shared_ptr<RemoteObject> object_;
   std::unique_ptr<RangeServer> server_;
