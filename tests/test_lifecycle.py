@@ -659,6 +659,7 @@ def test_a_child_that_is_forked_while_a_thread_imports_a_module_can_import_it_to
 
 FORKS_WITH_A_DATA_SET = """
 import os, sys
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 import gdsdata
 
@@ -672,6 +673,7 @@ by = []
 with Seen():
     if (child := os.fork()) == 0:
         os._exit(os.getpid() in by)
+    torch.zeros(1)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), os.getpid() in by)
 """
 

@@ -48,7 +48,7 @@ def test_a_checked_torch_does_not_warn(tmp_path, is_torch):
             gdsdata.save({"x": torch.ones(3)}, tmp_path / "a.pt")
 
 
-@pytest.mark.usefixtures("quick_programs")
+@pytest.mark.new_interpreter
 def test_import_does_not_warn_of_a_newer_torch():
     script = f"""
 import sys, torch

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
 import threading
@@ -293,9 +292,20 @@ def _numbers_in(rows: torch.UntypedStorage) -> np.ndarray:
 
     As a tensor, with torch's first operations, they would cost a start 0.5 ms more.
     """
-    memory: Any = (ctypes.c_int64 * (3 * _MOST_WORKERS)).from_address(rows.data_ptr())
-    memory.rows = rows  # The array refers to `memory`, which keeps them.
-    return np.frombuffer(memory, np.int64).reshape(3, _MOST_WORKERS)
+    return np.asarray(_RowsMemory(rows))
+
+
+class _RowsMemory:
+    """Says to numpy where rows are. The array refers to it, and it keeps them."""
+
+    def __init__(self, rows: torch.UntypedStorage) -> None:
+        self._rows = rows
+        self.__array_interface__ = {
+            "data": (rows.data_ptr(), False),
+            "typestr": np.dtype(np.int64).str,
+            "shape": (3, _MOST_WORKERS),
+            "version": 3,
+        }
 
 
 _living: weakref.WeakSet[Progress] = weakref.WeakSet()

@@ -135,7 +135,9 @@ TEST(HeadReader, NoDamageMakesTwoReadingsOfALength) {
     ASSERT_TRUE(std::string_view(bytes).substr(0, taken).ends_with("\r\n\r\n")) << bytes;
     const HttpHead& head = reader.head();
     for (const auto& [name, value] : head.headers) {
-      if (name == "content-length") ASSERT_EQ(head.content_length(), reader.body_bytes()) << bytes;
+      if (name == "content-length") {
+        ASSERT_EQ(head.content_length(), reader.body_bytes()) << bytes;
+      }
       ASSERT_NE(name, "transfer-encoding");
     }
     ASSERT_EQ(head.content_length(), reader.body_bytes()) << bytes;
