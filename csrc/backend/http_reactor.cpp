@@ -264,7 +264,8 @@ void HttpReactor::settle(Transfer& transfer, PlainExchange::State state) {
     case PlainExchange::State::kEnded: {
       by_socket_.erase(transfer.plain->socket());
       const HttpEnd end = transfer.plain->take_end();
-      if (auto connection = transfer.plain->take_connection()) idle_.keep(std::move(*connection));
+      auto connection = transfer.plain->take_connection();
+      if (connection && !of_libcurl_.contains(transfer.origin)) idle_.keep(std::move(*connection));
       return finish(transfer, end);
     }
     case PlainExchange::State::kStale:
@@ -275,6 +276,7 @@ void HttpReactor::settle(Transfer& transfer, PlainExchange::State state) {
       drop_plain(transfer);
       if (of_libcurl_.size() >= kMostOfLibcurl) of_libcurl_.clear();
       of_libcurl_.insert(transfer.origin);
+      idle_.close_all(transfer.origin);
       if (!transfer.enter_libcurl()) throw Failure({ErrorCode::kIo, "libcurl refuses the request"});
   }
 }

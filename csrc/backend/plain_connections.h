@@ -29,6 +29,9 @@ class PlainConnections {
   // Closes an idle connection whose socket is ready: the server has closed it, or sent what nobody
   // asked for. Returns false if it is none of these.
   bool close_ready(int socket);
+  void close_all(std::string_view origin) {
+    std::erase_if(idle_, [&](const Idle& one) { return one.connection.origin == origin; });
+  }
   void clear() { idle_.clear(); }
 
  private:

@@ -3,6 +3,8 @@
 #include "backend/plain_exchange.h"
 
 #include <cstdlib>
+#include <filesystem>
+#include <thread>
 
 #include "range_reading.h"
 
@@ -117,6 +119,29 @@ TEST_F(PlainExchanges, AChunkedAnswerIsReadByLibcurlAndSoAreThoseThatFollow) {
   for (int i = 0; i < 3; ++i) expect_right(read());
   EXPECT_EQ(server_->requests(), 4U) << "the first range was asked for twice";
   EXPECT_EQ(client_->statistics().retries, 0U);
+}
+
+TEST_F(PlainExchanges, OfAServerThatLibcurlReadsFromNoConnectionIsKeptIdle) {
+  serve([this](const RangeServer& server, const Asked& asked) {
+    return asked.number < 8 ? server.usual(asked) : chunked(server, asked);
+  });
+  std::vector<std::future<Outcome>> reads;
+  for (int i = 0; i < 8; ++i) reads.push_back(begin(kRange));
+  for (auto& one : reads) expect_right(outcome_of(std::move(one)));
+  const auto sockets = [] {
+    size_t count = 0;
+    for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+      std::error_code gone;
+      count += std::filesystem::read_symlink(entry.path(), gone).string().starts_with("socket:") ? 1 : 0;
+    }
+    return count;
+  };
+  const size_t before = sockets();
+  for (int i = 0; i < 3; ++i) expect_right(read());
+  // Those of the client, and the server's for them, which see the end soon.
+  const auto until = std::chrono::steady_clock::now() + 10s;
+  while (sockets() > before - 2 * 5 && std::chrono::steady_clock::now() < until) std::this_thread::yield();
+  EXPECT_LE(sockets(), before - 2 * 5) << "eight were idle, and libcurl has one or two";
 }
 
 TEST_F(PlainExchanges, AConnectionThatTheServerHasClosedIsReplacedWithoutARetry) {
