@@ -1,7 +1,8 @@
 #include "backend/head_reader.h"
 
 #include <algorithm>
-#include <charconv>
+
+#include "base/ascii.h"
 
 namespace gdsdata {
 
@@ -12,27 +13,13 @@ constexpr int kFirstFinalStatus = 200, kNoContent = 204, kNotModified = 304;
 bool is_digit(char sign) { return sign >= '0' && sign <= '9'; }
 
 // RFC 9110, 5.6.2.
-bool is_of_token(char sign) {
+bool is_token_sign(char sign) {
   constexpr std::string_view kOthers = "!#$%&'*+-.^_`|~";
   return is_digit(sign) || (sign >= 'a' && sign <= 'z') || (sign >= 'A' && sign <= 'Z') ||
          kOthers.find(sign) != std::string_view::npos;
 }
 
-bool is_keep_alive(std::string_view value) {
-  constexpr std::string_view kKeepAlive = "keep-alive";
-  return std::equal(value.begin(), value.end(), kKeepAlive.begin(), kKeepAlive.end(), [](char sign, char expected) {
-    return (sign >= 'A' && sign <= 'Z' ? static_cast<char>(sign + 32) : sign) == expected;
-  });
-}
-
-bool is_of_value(char sign) { return static_cast<unsigned char>(sign) >= ' ' || sign == '\t'; }
-
-std::optional<uint64_t> number(std::string_view text) {
-  uint64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (text.empty() || error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return value;
-}
+bool is_value_sign(char sign) { return static_cast<unsigned char>(sign) >= ' ' || sign == '\t'; }
 
 }  // namespace
 
@@ -91,8 +78,8 @@ void HeadReader::take_header(std::string_view line) {
   const size_t colon = line.find(':');
   const bool is_clear = colon != std::string_view::npos && colon > 0 && line.size() <= HttpHead::kMostHeaderBytes &&
                         head_.headers.size() < HttpHead::kMostHeaders &&
-                        std::all_of(line.begin(), line.begin() + static_cast<ptrdiff_t>(colon), is_of_token) &&
-                        std::all_of(line.begin() + static_cast<ptrdiff_t>(colon), line.end() - 2, is_of_value);
+                        std::all_of(line.begin(), line.begin() + static_cast<ptrdiff_t>(colon), is_token_sign) &&
+                        std::all_of(line.begin() + static_cast<ptrdiff_t>(colon), line.end() - 2, is_value_sign);
   if (!is_clear) {
     state_ = State::kUnclear;
     return;
@@ -100,12 +87,12 @@ void HeadReader::take_header(std::string_view line) {
   head_.add_line(line);
   const auto& [name, value] = head_.headers.back();
   if (name == "content-length") {
-    const auto length = number(value);
+    const auto length = decimal_of(value);
     const bool is_another = body_bytes_ && body_bytes_ != length;
     body_bytes_ = length;
     if (!length || is_another) state_ = State::kUnclear;
   } else if (name == "connection") {
-    keeps_connection_ = is_keep_alive(value);
+    keeps_connection_ = equal_but_for_case(value, "keep-alive");
   } else if (name == "transfer-encoding" || name == "upgrade") {
     state_ = State::kUnclear;
   }

@@ -2,7 +2,8 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
+
+#include "base/ascii.h"
 
 namespace gdsdata {
 
@@ -17,32 +18,19 @@ std::string_view trimmed(std::string_view text) {
   return text.substr(begin, text.find_last_not_of(kBlanks) - begin + 1);
 }
 
-std::optional<uint64_t> number(std::string_view text) {
-  uint64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (text.empty() || error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return value;
-}
-
-char lower(char character) {
-  return character >= 'A' && character <= 'Z' ? static_cast<char>(character + 32) : character;
-}
-
 }  // namespace
 
 std::optional<ContentRange> parse_content_range(std::string_view value) {
   constexpr std::string_view kUnit = "bytes ";
   value = trimmed(value);
-  const bool is_in_bytes = value.size() >= kUnit.size() && std::equal(kUnit.begin(), kUnit.end(), value.begin(),
-                                                                      [](char a, char b) { return a == lower(b); });
-  if (!is_in_bytes) return std::nullopt;
+  if (!equal_but_for_case(value.substr(0, kUnit.size()), kUnit)) return std::nullopt;
   value = trimmed(value.substr(kUnit.size()));
   const size_t dash = value.find('-'), slash = value.find('/');
   if (dash == std::string_view::npos || slash == std::string_view::npos || dash > slash) return std::nullopt;
-  const auto first = number(value.substr(0, dash)), last = number(value.substr(dash + 1, slash - dash - 1));
+  const auto first = decimal_of(value.substr(0, dash)), last = decimal_of(value.substr(dash + 1, slash - dash - 1));
   const std::string_view total = value.substr(slash + 1);
-  if (!first || !last || *last < *first || (total != "*" && !number(total))) return std::nullopt;
-  return ContentRange{*first, *last, number(total)};
+  if (!first || !last || *last < *first || (total != "*" && !decimal_of(total))) return std::nullopt;
+  return ContentRange{*first, *last, decimal_of(total)};
 }
 
 void HttpHead::add_line(std::string_view line) {
@@ -50,7 +38,7 @@ void HttpHead::add_line(std::string_view line) {
     *this = {};
     const size_t blank = line.find(' ');
     if (blank != std::string_view::npos) {
-      status = static_cast<int>(number(line.substr(blank + 1, 3)).value_or(0));
+      status = static_cast<int>(decimal_of(line.substr(blank + 1, 3)).value_or(0));
     }
     return;
   }
@@ -68,12 +56,12 @@ std::string_view HttpHead::header(std::string_view name) const {
   return found == headers.end() ? std::string_view() : found->second;
 }
 
-std::optional<uint64_t> HttpHead::content_length() const { return number(header("content-length")); }
+std::optional<uint64_t> HttpHead::content_length() const { return decimal_of(header("content-length")); }
 
 std::optional<ContentRange> HttpHead::content_range() const { return parse_content_range(header("content-range")); }
 
 std::optional<double> HttpHead::retry_after_s() const {
-  const auto seconds = number(header("retry-after"));
+  const auto seconds = decimal_of(header("retry-after"));
   return seconds ? std::optional(static_cast<double>(*seconds)) : std::nullopt;
 }
 

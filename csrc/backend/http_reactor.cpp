@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kLongestPoll{1000};
 // Origins whose responses libcurl has to read, at most: a server may name any number by redirects.
-constexpr size_t kMostOfLibcurl = 1024;
+constexpr size_t kMostOriginsOfLibcurl = 1024;
 
 // The variables that OpenSSL, AWS's tools, requests and curl read, in this order.
 std::string certificates_of_environment() {
@@ -175,7 +175,8 @@ HttpReactor::Exchange HttpReactor::start(HttpRequest request, HttpReceiver& rece
 // Returns false if libcurl refuses it. Does not call the receiver.
 bool HttpReactor::begin(Transfer& transfer) {
   transfer.origin = plain_origin(transfer.request);
-  const bool is_plain = curl_.lends_connections && !transfer.origin.empty() && !of_libcurl_.contains(transfer.origin);
+  const bool is_plain =
+      curl_.lends_connections && !transfer.origin.empty() && !origins_of_libcurl_.contains(transfer.origin);
   if (!is_plain) return transfer.enter_libcurl();
   while (!transfer.request.fresh_connection) {
     auto connection = idle_.take(transfer.origin);
@@ -265,7 +266,7 @@ void HttpReactor::settle(Transfer& transfer, PlainExchange::State state) {
       by_socket_.erase(transfer.plain->socket());
       const HttpEnd end = transfer.plain->take_end();
       auto connection = transfer.plain->take_connection();
-      if (connection && !of_libcurl_.contains(transfer.origin)) idle_.keep(std::move(*connection));
+      if (connection && !origins_of_libcurl_.contains(transfer.origin)) idle_.keep(std::move(*connection));
       return finish(transfer, end);
     }
     case PlainExchange::State::kStale:
@@ -274,8 +275,8 @@ void HttpReactor::settle(Transfer& transfer, PlainExchange::State state) {
       return;
     case PlainExchange::State::kUnclear:
       drop_plain(transfer);
-      if (of_libcurl_.size() >= kMostOfLibcurl) of_libcurl_.clear();
-      of_libcurl_.insert(transfer.origin);
+      if (origins_of_libcurl_.size() >= kMostOriginsOfLibcurl) origins_of_libcurl_.clear();
+      origins_of_libcurl_.insert(transfer.origin);
       idle_.close_all(transfer.origin);
       if (!transfer.enter_libcurl()) throw Failure({ErrorCode::kIo, "libcurl refuses the request"});
   }

@@ -94,7 +94,7 @@ class HttpReactor {
   SocketPoll sockets_;
   PlainConnections idle_;
   std::unique_ptr<std::byte[]> scratch_;  // kHttpBufferBytes, for exchanges without TLS
-  std::unordered_set<std::string> of_libcurl_;  // origins whose responses libcurl has to read
+  std::unordered_set<std::string> origins_of_libcurl_;  // origins whose responses libcurl has to read
   std::unordered_map<Exchange, std::unique_ptr<Transfer>> transfers_;
   std::unordered_map<int, Transfer*> by_socket_;  // those without TLS
   std::vector<CurlApi::Easy> spare_;  // at most most_connections_, for which it has memory

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "backend/curl_api.h"
+#include "base/ascii.h"
 #include "base/url.h"
 #include "tuning.h"
 
@@ -22,8 +23,6 @@ namespace {
 
 constexpr std::string_view kScheme = "http://";
 constexpr int kMostCalls = 32;  // of recv in a row
-
-char lower(char sign) { return sign >= 'A' && sign <= 'Z' ? static_cast<char>(sign + 32) : sign; }
 
 bool is_set(const char* name) {
   const char* const value = std::getenv(name);
@@ -48,17 +47,15 @@ bool is_plain_target(std::string_view target) {
 
 // "Name: value", except for names that mean something to libcurl.
 bool is_plain_header(std::string_view header) {
-  constexpr std::array<std::string_view, 8> kOfLibcurl = {
+  constexpr std::array<std::string_view, 8> kNamesOfLibcurl = {
       "host", "accept", "connection", "expect", "te", "transfer-encoding", "content-length", "proxy-connection"};
   const size_t colon = header.find(':');
   if (colon == 0 || colon == std::string_view::npos) return false;
   if (header.find_first_not_of(" \t", colon + 1) == std::string_view::npos) return false;
   if (header.find_first_of(std::string_view("\r\n\0", 3)) != std::string_view::npos) return false;
   const std::string_view name = header.substr(0, colon);
-  return std::none_of(kOfLibcurl.begin(), kOfLibcurl.end(), [&](std::string_view other) {
-    return std::equal(name.begin(), name.end(), other.begin(), other.end(),
-                      [](char a, char b) { return lower(a) == b; });
-  });
+  return std::none_of(kNamesOfLibcurl.begin(), kNamesOfLibcurl.end(),
+                      [&](std::string_view other) { return equal_but_for_case(name, other); });
 }
 
 std::string_view target_of(std::string_view url) {
@@ -171,7 +168,7 @@ PlainExchange::State PlainExchange::receive() {
     is_begun_ = true;
     const auto received = into.first(static_cast<size_t>(count));
     const State state = is_head_given_ ? take_body(received) : take(received);
-    gather();
+    set_low_water();
     // A call that is not filled has taken all that was there.
     if (state != State::kReceiving || received.size() < into.size()) return state;
   }
@@ -180,14 +177,14 @@ PlainExchange::State PlainExchange::receive() {
 
 // Sets with how many bytes the socket is ready: many within a body, and else one. The kernel also
 // reports ends and errors, and a receive buffer that is full.
-void PlainExchange::gather() {
+void PlainExchange::set_low_water() {
   if (!reports_full_buffers()) return;
   const uint64_t expected = is_head_given_ ? left_ : 0;
   const bool is_long = expected >= tuning::kShortestBodyToGather;
-  const int least = is_long ? static_cast<int>(std::min(expected, tuning::kLeastReceivedBytes)) : 1;
-  if (least == least_) return;
+  const int low_water = is_long ? static_cast<int>(std::min(expected, tuning::kLeastReceivedBytes)) : 1;
+  if (low_water == low_water_) return;
   // Without this, there are only more calls.
-  if (::setsockopt(socket(), SOL_SOCKET, SO_RCVLOWAT, &least, sizeof(least)) == 0) least_ = least;
+  if (::setsockopt(socket(), SOL_SOCKET, SO_RCVLOWAT, &low_water, sizeof(low_water)) == 0) low_water_ = low_water;
 }
 
 // The head, or the beginning of the body.

@@ -49,7 +49,7 @@ class PlainExchange {
  private:
   State send();
   void watch();
-  void gather();
+  void set_low_water();
   State receive();
   State take(std::span<const std::byte> bytes);
   State take_body(std::span<const std::byte> bytes);
@@ -67,7 +67,7 @@ class PlainExchange {
   bool is_begun_ = false;  // a byte of the response came
   bool is_head_given_ = false;
   bool is_reusable_ = false;
-  int least_ = 1;      // bytes with which the socket is ready
+  int low_water_ = 1;      // bytes with which the socket is ready
   uint64_t left_ = 0;  // bytes of the body to come, once the head is complete
   HttpEnd end_;
 };

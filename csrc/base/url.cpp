@@ -2,15 +2,9 @@
 
 #include <algorithm>
 
+#include "base/ascii.h"
+
 namespace gdsdata {
-
-namespace {
-
-char lower(char character) {
-  return character >= 'A' && character <= 'Z' ? static_cast<char>(character + 32) : character;
-}
-
-}  // namespace
 
 std::string origin_of(std::string_view url) {
   const size_t scheme = url.find("://");
