@@ -61,9 +61,10 @@ bool is_small_hole(File& file, Mapping& mapping, const Transfer& transfer) {
 }
 
 // Creating a mapping takes as long as copying some MiB.
-bool long_mapping_pays(File& file, uint64_t length) {
+bool long_mapping_pays(File& file, uint64_t length, PageCache::Into into) {
   return file.size_bytes() >= PageCache::kLongFileBytes ||
-         (file.size_bytes() >= PageCache::kMapFileBytes && file.was_read_before(length));
+         (into == PageCache::Into::kResult && file.size_bytes() >= PageCache::kMapFileBytes &&
+          file.was_read_before(length));
 }
 
 // Returns true if no byte of a copy was lost because the file was truncated. It is false if that is
@@ -120,7 +121,7 @@ std::optional<Error> PageCache::serve(std::span<const Transfer> transfers, std::
       continue;
     }
     const bool is_long = transfer.length > kShortBytes;
-    const bool pays = is_long ? long_mapping_pays(file, transfer.length)
+    const bool pays = is_long ? long_mapping_pays(file, transfer.length, into_)
                               : file.size_bytes() >= kMapFileBytes || file.had_short_read();
     Mapping* mapping = pays ? file.mapping() : nullptr;
     if (mapping == nullptr || is_long) {

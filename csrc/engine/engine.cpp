@@ -55,9 +55,11 @@ uint64_t default_write_segment_bytes(const Device& device) {
 
 // With io_uring, one worker keeps the disk busy, and others copy from the page cache. The consumer
 // does that too, so a core is left to it.
-size_t default_workers(const std::string& backend) {
+size_t default_workers(const std::string& backend, const Device& device) {
+  if (backend != "uring") return tuning::kPosixWorkers;
   const size_t cores = std::max(1U, std::thread::hardware_concurrency());
-  return backend == "uring" ? std::clamp<size_t>(cores - 1, 1, tuning::kMostUringWorkers) : tuning::kPosixWorkers;
+  const size_t most = device.host_addressable() ? tuning::kMostUringWorkers : tuning::kMostUringWorkersOfGpu;
+  return std::clamp<size_t>(cores - 1, 1, most);
 }
 
 constexpr std::chrono::nanoseconds kForEver = std::chrono::hours(24 * 365);
@@ -117,7 +119,7 @@ Engine::Engine(EngineOptions options, std::shared_ptr<Device> device)
   SegmentLimits& limits = running.segment_limits;
   limits.write_bytes = options.segment_bytes != 0 ? options.segment_bytes : default_write_segment_bytes(*device);
   if (options.segment_bytes == 0) options.segment_bytes = default_segment_bytes(*device);
-  if (options.workers == 0) options.workers = default_workers(running.selection.name);
+  if (options.workers == 0) options.workers = default_workers(running.selection.name, *device);
   if (options.io.bounce_bytes == 0) {
     options.io.bounce_bytes = std::max(default_bounce_bytes(options.workers), options.io.request_bytes + kRequestEdges);
   }

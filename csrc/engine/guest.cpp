@@ -8,7 +8,7 @@ namespace gdsdata {
 
 Guest::Guest(const EngineOptions& options, Device& device, SegmentQueue& queue, Link& link)
     : queue_(queue),
-      reader_(options, log_.spans),
+      reader_(options, device, log_.spans),
       copies_(device, link, kStagingBytes, StagedCopies::Waits::kSoon, log_) {}
 
 // Returns false if there is no memory: a guest need not help.

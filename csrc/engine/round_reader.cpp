@@ -27,11 +27,12 @@ class FileCounter {
 
 }  // namespace
 
-RoundReader::RoundReader(const EngineOptions& options, SpanLog& spans)
+RoundReader::RoundReader(const EngineOptions& options, const Device& device, SpanLog& spans)
     : asks_memory_(options.io.direct != DirectMode::kAlways),
       few_files_(most_cached_descriptors() / kDescriptorsOfFile),
       most_files_(std::max<size_t>(1, few_files_ / (options.workers + 1))),
-      spans_(spans) {}
+      spans_(spans),
+      page_cache_(device.host_addressable() ? PageCache::Into::kResult : PageCache::Into::kStaging) {}
 
 size_t RoundReader::read(ActiveSegment& active, std::span<const Transfer> parts, size_t asked, WhenTaken when_taken,
                          std::vector<Transfer>& left) {

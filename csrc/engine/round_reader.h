@@ -18,7 +18,7 @@ namespace gdsdata {
 // One thread at a time may use it.
 class RoundReader {
  public:
-  RoundReader(const EngineOptions& options, SpanLog& spans);
+  RoundReader(const EngineOptions& options, const Device& device, SpanLog& spans);
 
   // Reads the first parts, as many as there are descriptors for, and returns their number. It is 0
   // if a file cannot be opened (see active.error), or if `when_taken` gives up.

@@ -19,7 +19,7 @@ constexpr std::chrono::milliseconds kPauseAfterException{1};
 Worker::Worker(const EngineOptions& options, const Selection& selection, Device& device, SegmentQueue& queue)
     : options_(options),
       queue_(queue),
-      reader_(options, log_.spans),
+      reader_(options, device, log_.spans),
       requests_(options),
       lane_(selection.name, /*fallback=*/"posix", options.io, device, log_) {}
 

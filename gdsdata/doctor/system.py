@@ -8,7 +8,7 @@ from gdsdata.doctor.evidence import Host
 from gdsdata.doctor.finding import Answer, check, no, unknown, yes
 from gdsdata.doctor.place import Place
 
-_MOST_BOUNCE_BYTES = 8 * 16 << 20  # of 8 workers, the most that the engine has by default
+_MOST_BOUNCE_BYTES = 12 * 16 << 20  # of 12 workers, the most that the engine has by default
 _CAP_IPC_LOCK = 14
 _SECCOMP_FILTER = "2"
 

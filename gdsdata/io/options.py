@@ -29,8 +29,8 @@ class EngineOptions:
             ``"auto"``: the best one that works here. ``"cufile"`` uses GPUDirect Storage for data
             that is not in the page cache, and io_uring for the rest.
         workers: threads that move bytes. 0 chooses. With io_uring it is one fewer than cores, from
-            1 to 8, because the consumer copies too. With posix it is 8, because each worker has one
-            request in flight.
+            1 to 8 (to a GPU 12), because the consumer copies too. With posix it is 8, because each
+            worker has one request in flight.
         queue_depth: requests that one worker keeps in flight, queued writes included. 0: 64.
         direct: ``"auto"`` copies data that is in the page cache, and reads the rest with O_DIRECT
             if the file system allows it. ``"always"`` uses only O_DIRECT. ``"never"`` reads through

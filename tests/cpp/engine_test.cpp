@@ -393,23 +393,26 @@ bool is_mapped(const std::string& path) {
   return false;
 }
 
-TEST(PageCache, MapsAShortFileWhenItIsReadForTheSecondTimeAndALongOneAtOnce) {
+TEST(PageCache, MapsAShortFileOnlyForItsSecondReadIntoTheResultAndALongOneAtOnce) {
   TemporaryFolder folder;
-  for (const uint64_t size : {uint64_t{2} << 20, PageCache::kLongFileBytes}) {
-    const std::string path = folder.write(std::to_string(size), random_bytes(size, 1));
-    const auto file = File::open_for_reading(path);
-    PageCache cache;
-    for (const bool again : {false, true}) {
-      Bytes found(size);
-      const std::vector<Transfer> parts{{0, 0, size / 2, found.data()},
-                                        {0, size / 2, size - size / 2, found.data() + size / 2}};
-      const std::vector<File*> files{file.get(), file.get()};
-      std::vector<Transfer> left;
-      RouteBytes bytes;
-      ASSERT_FALSE(cache.serve(parts, files, Conversion::kNone, false, left, bytes));
-      if (!left.empty()) GTEST_SKIP() << "the system drops pages";
-      ASSERT_EQ(found, random_bytes(size, 1));
-      EXPECT_EQ(is_mapped(path), again || size >= PageCache::kLongFileBytes) << size;
+  for (const auto into : {PageCache::Into::kResult, PageCache::Into::kStaging}) {
+    for (const uint64_t size : {uint64_t{2} << 20, PageCache::kLongFileBytes}) {
+      const bool is_result = into == PageCache::Into::kResult, is_long = size >= PageCache::kLongFileBytes;
+      const std::string path = folder.write(std::to_string(size) + (is_result ? "r" : "s"), random_bytes(size, 1));
+      const auto file = File::open_for_reading(path);
+      PageCache cache{into};
+      for (const bool again : {false, true}) {
+        Bytes found(size);
+        const std::vector<Transfer> parts{{0, 0, size / 2, found.data()},
+                                          {0, size / 2, size - size / 2, found.data() + size / 2}};
+        const std::vector<File*> files{file.get(), file.get()};
+        std::vector<Transfer> left;
+        RouteBytes bytes;
+        ASSERT_FALSE(cache.serve(parts, files, Conversion::kNone, false, left, bytes));
+        if (!left.empty()) GTEST_SKIP() << "the system drops pages";
+        ASSERT_EQ(found, random_bytes(size, 1));
+        EXPECT_EQ(is_mapped(path), is_long || (is_result && again)) << size << (is_result ? " result" : " staging");
+      }
     }
   }
 }

@@ -46,7 +46,7 @@ TEST(PageCache, CountsThePageFaultsOfItsOwnCopiesWhicheverThreadServes) {
   const Bytes content = random_bytes(kBytes, 1);
   const auto file = File::open_for_reading(folder.write("a", content));
   const std::string other = folder.write("b", random_bytes(kBytes, 2));
-  PageCache cache;
+  PageCache cache{PageCache::Into::kResult};
   Bytes memory(kLength);
   const auto serve = [&] {
     const Transfer transfer{0, 0, kLength, memory.data()};
@@ -102,7 +102,7 @@ class SmallFile : public ::testing::Test {
   }
 
   const TemporaryFolder folder;
-  PageCache cache;
+  PageCache cache{PageCache::Into::kResult};
   Bytes content, memory;
   std::string path;
   std::shared_ptr<File> file;
