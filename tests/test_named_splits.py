@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from itertools import combinations
 from pathlib import Path
 
@@ -81,6 +82,7 @@ def listed(source, split: str) -> list[str]:
         ("train", "train/index.json train/0/index.json train/0/a.mds train/a.mds", "train/a.mds train/index.json"),
         ("train", "0.bin 1.bin README.md", "0.bin 1.bin"),
         ("training", "a/0.bin b/1.bin", "a/0.bin b/1.bin"),
+        ("train", "test-of-us/train/0.bin", "test-of-us/train/0.bin"),
         ("train", "__pycache__/train.bin train.bin", "train.bin"),
     ],
 )
@@ -134,6 +136,7 @@ def test_the_query_of_an_address_is_no_part_of_its_name():
         ),
         ("validation", "val/0.bin dev.bin", "split='validation': /data/set has 'dev' and 'val': pass the one that is"),
         ("train", "train-eval.bin b.bin", "'train-eval' in /data/set has words for several splits: name the files"),
+        ("test", "dev/test/0.bin train/0.bin", "'dev/test' in /data/set has words for several splits"),
         ("train", "README.md", "no file or folder"),
     ],
 )
@@ -252,6 +255,15 @@ configs:
 ---
 # A data set
 """
+
+
+@pytest.mark.parametrize("text", ["---" + "\n" * 2**20, "---\n" + "-" * 2**20, "\xff" * 2**20, "---\n" * 2**18])
+def test_a_readme_of_any_content_is_searched_at_once(tmp_path, text):
+    write(tmp_path, "a/0.bin")
+    (tmp_path / "README.md").write_text(text, encoding="latin-1")
+    begun = time.monotonic()
+    assert listed(tmp_path, "train") == ["a/0.bin"]
+    assert time.monotonic() - begun < 5
 
 
 def test_where_readme_declares_files_nothing_is_guessed(tmp_path):

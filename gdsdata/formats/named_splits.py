@@ -36,7 +36,7 @@ _WORDS = {
     "test": ("test", "testing", "eval", "evaluation"),
 }
 SPLIT_OF = {word: split for split, words in _WORDS.items() for word in words}
-_BETWEEN = "-._ 0-9"  # what separates words in names
+_BETWEEN = "-._ 0-9/"  # what separates words in labels
 _WORD = re.compile(rf"(?<![^{_BETWEEN}])(?:{'|'.join(SPLIT_OF)})(?![^{_BETWEEN}])")
 _SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}.*\..+", re.ASCII)
 _NAME_OF_SHARDS = re.compile(r"\w+(\.\w+)*")
@@ -167,6 +167,7 @@ def _grouped(labelled: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
 
 
 def splits_in(label: str) -> set[str]:
+    """Return the splits that a label has words for."""
     return {SPLIT_OF[word] for word in _WORD.findall(label)}
 
 
@@ -176,10 +177,14 @@ def _is_same(split: str, other: str) -> bool:
 
 
 def _folder_label(folders: Sequence[str]) -> str | None:
-    """Return the folder that says the split; the one that is such a word itself is preferred."""
-    with_words = [name for name in folders if splits_in(name)]
-    plain = [name for name in folders if name != "data"]
-    return next(iter([*(name for name in with_words if name in SPLIT_OF), *with_words, *plain]), None)
+    """Return the folder that says the split; if several say different ones, all of them.
+
+    Folders that are such a word themselves are preferred.
+    """
+    saying = [name for name in folders if name in SPLIT_OF] or [name for name in folders if splits_in(name)]
+    if len(set().union(*map(splits_in, saying))) > 1:
+        return "/".join(saying)
+    return next((name for name in saying or folders if name != "data"), None)
 
 
 def _own_label(name: str) -> str:
@@ -255,7 +260,7 @@ def _folders_above(folder: str) -> Iterable[str]:
 
 
 class Declared(NamedTuple):
-    """What the metadata in a data set's README.md declare.
+    """Metadata of a data set's README.md that are about splits.
 
     Attributes:
         path: of README.md.
@@ -278,11 +283,13 @@ def declared_in(root: str, files: Iterable[str]) -> Declared | None:
     text = ""
     with contextlib.suppress(OSError), open_file(path) as file:
         text = file.read(0, min(file.size_bytes, _LONGEST_README_BYTES)).decode(errors="replace")
-    metadata = re.match(r"---\s*\n(.*?)\n---", text, re.DOTALL)
-    if metadata is None:
+    lines = iter(text.splitlines())
+    if next(lines, "").rstrip() != "---":
         return None
-    names = re.findall(r"^[ -]*config_name:[ \t]*(\S+)", metadata[1], re.MULTILINE)
-    return Declared(path, re.search(r"^[ -]*data_files:", metadata[1], re.MULTILINE) is not None, sorted(set(names)))
+    metadata = itertools.takewhile(lambda line: line.rstrip() != "---", lines)
+    members = [line.lstrip(" -").partition(":")[::2] for line in metadata]
+    names = {value.strip() for key, value in members if key == "config_name"}
+    return Declared(path, any(key == "data_files" for key, _ in members), sorted(names))
 
 
 def _refuse_configurations(split: str, root: str, files: Iterable[str]) -> None:
