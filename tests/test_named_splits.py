@@ -111,7 +111,7 @@ def test_a_folder_that_is_called_as_a_split_is_that_split(root):
 
 
 def test_the_query_of_an_address_is_no_part_of_its_name():
-    urls = [f"https://host/set/{name}?sig=a/test-{name}" for name in ("train.parquet", "val.parquet")]
+    urls = [f"https://host/set/{name}?sig=a/test/{name}" for name in ("train.parquet", "val.parquet")]
     assert common_folder(urls) == "https://host/set"
     assert files_of_split("train", common_folder(urls), urls) == urls[:1]
     assert files_of_split("validation", common_folder(urls), urls) == urls[1:]
