@@ -7,11 +7,16 @@ import os
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from test_named_splits import TREES
 
 import gdsdata
 from gdsdata.formats import Arrow, Parquet
+from gdsdata.formats.listing import listing_of
+from gdsdata.formats.named_splits import SPLIT_OF, labels_of, splits_in
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 datasets = pytest.importorskip("datasets", minversion="4.7")
 
 ROWS = 7
@@ -121,5 +126,92 @@ def test_nulls_among_numbers_name_the_option_that_fills_them(made, tmp_path, way
 
 def test_the_root_of_a_datasetdict_names_the_splits(made, tmp_path):
     of_a_dict(made, tmp_path)
-    with pytest.raises(ValueError, match=r"is a DatasetDict, .*\('train', 'test'\): name the folder"):
+    with pytest.raises(
+        ValueError, match=r"is a DatasetDict, .*\('train', 'test'\): pass the name .* split='train', or"
+    ):
         gdsdata.GDSDataset(tmp_path / "data", ROWS, device="cpu")
+
+
+# ------------------------------------------------------------------------------------------------------------ splits
+
+
+def rows_of(folder, split):
+    (batch,) = gdsdata.GDSDataset(folder, 100, split=split, shuffle=False, device="cpu")
+    return batch["x"].tolist()
+
+
+def test_splits_of_a_datasetdict_are_those_that_load_from_disk_gives(tmp_path):
+    rows = {"train": [1, 2, 3], "validation": [4], "train_sft": [5, 6]}
+    made = datasets.DatasetDict({name: datasets.Dataset.from_dict({"x": some}) for name, some in rows.items()})
+    made.save_to_disk(tmp_path, num_shards={"train": 2, "validation": 1, "train_sft": 1})
+    loaded = datasets.load_from_disk(tmp_path)
+    for split in rows:
+        assert rows_of(tmp_path, split) == loaded[split]["x"][:]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        "train/0 train/1 test/0",
+        "data/train/0 data/train/b/1 data/valid/0",
+        "train val test",
+        "my-train-file my-test-file",
+        "train_0 train_1 test_0",
+        "train-00000-of-00002 train-00001-of-00002 test-00000-of-00001",
+        "data/train-00000-of-00002 data/train-00001-of-00002 data/random-00000-of-00001",
+        "data/train_sft-00000-of-00001 data/test_sft-00000-of-00001",
+        "train-clean/0 train-other/0 dev/0",
+        "train/0 train/test-1 test/0",
+        "a b/c",
+    ],
+)
+def test_a_split_of_a_folder_has_the_rows_that_load_dataset_gives(tmp_path, names):
+    for number, name in enumerate(names.split()):
+        path = tmp_path / "data" / f"{name}.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        datasets.Dataset.from_dict({"x": [number]}).to_parquet(path)
+    folder = str(tmp_path / "data")
+    loaded = datasets.load_dataset(folder, cache_dir=str(tmp_path / "cache"))
+    for split, rows in loaded.items():
+        assert sorted(rows_of(folder, split)) == sorted(rows["x"][:])
+
+
+def of_package(folder):
+    patterns = datasets.data_files.get_data_patterns(str(folder))
+    found = datasets.data_files.DataFilesDict.from_local_or_remote(patterns, str(folder))
+    return {str(split): {os.path.relpath(path, folder) for path in paths} for split, paths in found.items()}
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(names=TREES)
+def test_a_split_has_the_files_that_the_package_gives_it_alone(tmp_path_factory, names):
+    """The package puts some files into two splits: these are in one, or refused."""
+    folder = tmp_path_factory.mktemp("data")
+    for name in names:
+        try:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).touch()
+        except OSError:  # a file cannot be a folder too
+            continue
+    try:
+        wanted = of_package(folder)
+    except ValueError as error:
+        assert "Split name should match" in str(error)
+        return
+    labels = labels_of(str(folder), [str(path) for path in folder.rglob("*") if path.is_file()])
+    for split, files in wanted.items():
+        of_others = set().union(*(some for other, some in wanted.items() if other != split))
+        if files <= of_others:
+            continue
+        try:
+            got = {os.path.relpath(path, folder) for path in listing_of(folder, split).paths}
+        except ValueError as error:
+            refusals = (" could be ", " words for several ", "' and '")
+            assert any(words in str(error) for words in refusals)
+            continue
+        own = [label for label in labels.all() if SPLIT_OF.get(label) == split]
+        if not own or len([label for label in labels.all() if split in splits_in(label)]) == 1:
+            assert got <= files and files - got <= of_others
+        else:  # a name that is such a word is preferred to names that only have one
+            with_own = {path for one in own for path in (*labels.in_folders.get(one, ()), *labels.by_name.get(one, ()))}
+            assert got <= {os.path.relpath(path, folder) for path in with_own}

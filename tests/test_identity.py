@@ -11,6 +11,7 @@ from sources import SOURCES
 
 from gdsdata import GDSDataset, Mix
 from gdsdata.data.identity import identity_of, relative_names
+from gdsdata.data.split import Split
 from gdsdata.formats import Megatron, Records
 from gdsdata.formats.extents import Extents
 from gdsdata.formats.fields import Field, FieldIndex
@@ -213,7 +214,7 @@ def test_every_part_of_an_index_that_tells_of_samples_counts():
         dict(extents=extents([[1], [1], [1], [1]], [[1], [1], [1], [1]])),
     ]
     found = {
-        identity_of(index, None, (0, 1))["index"] for index in (base, *(replace(base, **other) for other in others))
+        identity_of(index, None, Split())["index"] for index in (base, *(replace(base, **other) for other in others))
     }
     assert len(found) == 1 + len(others)
-    assert identity_of(replace(base, mtime_ns=one * 7), None, (0, 1)) == identity_of(base, None, (0, 1))
+    assert identity_of(replace(base, mtime_ns=one * 7), None, Split()) == identity_of(base, None, Split())

@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader
 import gdsdata
 from gdsdata.data import indexing
 from gdsdata.data.identity import identity_of
+from gdsdata.data.split import Split
 from gdsdata.errors import CorruptData
 from gdsdata.formats import Megatron, Npy, Records, kept_index, stored_index
 
@@ -91,7 +92,7 @@ def test_an_index_that_was_stored_says_what_it_said(tmp_path, name):
     found = stored_index.read(str(tmp_path / "stored"))
 
     assert found.facts == facts
-    assert identity_of(found.index, format, (0.0, 1.0)) == identity_of(index, format, (0.0, 1.0))
+    assert identity_of(found.index, format, Split()) == identity_of(index, format, Split())
     assert type(found.index) is type(index)
     assert found.index.paths == index.paths
     assert (found.index.mtime_ns == index.mtime_ns).all()
@@ -397,12 +398,12 @@ def test_a_spawned_process_maps_the_index_and_gets_no_copy(tmp_path):
     sent, elsewhere = pickled_for_a_spawned_process(index), pickle.dumps(index)
     assert str(kept).encode() in sent and str(kept).encode() not in elsewhere
     for found in (pickle.loads(sent), pickle.loads(elsewhere)):
-        assert identity_of(found, None, (0, 1)) == identity_of(index, None, (0, 1)) and found.paths == index.paths
+        assert identity_of(found, None, Split()) == identity_of(index, None, Split()) and found.paths == index.paths
     assert not pickle.loads(sent).extents.rows.flags.writeable
 
     kept.replace(cache / "away")
     copy = pickle.loads(pickled_for_a_spawned_process(index))
-    assert identity_of(copy, None, (0, 1)) == identity_of(index, None, (0, 1))
+    assert identity_of(copy, None, Split()) == identity_of(index, None, Split())
     shutil.copy(cache / "away", kept)
     with pytest.raises(stored_index.Damaged, match="was made again while a process began"):
         pickle.loads(sent)

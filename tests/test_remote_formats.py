@@ -15,6 +15,7 @@ from sources import SOURCES
 from gdsdata import formats
 from gdsdata.data.identity import identity_of
 from gdsdata.data.indexing import Indexing
+from gdsdata.data.split import Split
 from gdsdata.errors import CorruptData
 from gdsdata.storage import remote_file
 from gdsdata.storage.store import ObjectInfo
@@ -48,7 +49,7 @@ def indexed(source, format=None, index_cache=None, skipped=None):
 
 def said(found):
     _, format, index = found
-    return identity_of(index, format, (0.0, 1.0)), index.first_sample.tolist()
+    return identity_of(index, format, Split()), index.first_sample.tolist()
 
 
 @pytest.mark.parametrize("name", SOURCES)

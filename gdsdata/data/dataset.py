@@ -64,10 +64,12 @@ class GDSDataset(BatchDataset):
         device: of the batches. None: CUDA if there is one, else the CPU.
         drop_last: leave out the last, smaller batch.
         transform: called on each batch, on the consumer's thread.
-        split: the part of the samples that this data set has, in the order of the files, before
-            they are shuffled: of N samples those from ``round(split[0] * N)`` up to, but without,
-            ``round(split[1] * N)``. So ``(0, 0.9)`` and ``(0.9, 1)`` have no sample in common and
-            leave none out, for every format and shuffle.
+        split: the part of the data that this data set has. A name, as in ``"train"``, means the
+            files of this split: see below. Two numbers mean a part of the samples in the order of
+            the files, before they are shuffled: of N samples those from ``round(split[0] * N)`` up
+            to, but without, ``round(split[1] * N)``. So ``(0, 0.9)`` and ``(0.9, 1)`` have no
+            sample in common and leave none out, for every format and shuffle. ``("train", 0, 0.9)``
+            is such a part of a split's samples.
         on_error: ``"skip"`` leaves out damaged samples, counts and names them (`stats`), and warns;
             see below. ``"raise"`` raises.
         on_break: what the next iterator does if a loop left an epoch before its last batch.
@@ -104,6 +106,16 @@ class GDSDataset(BatchDataset):
       the rows of some at a time (`gdsdata.data.order.row_groups`). A `RowGroups` has its own
       numbers. ``"uniform"`` is refused: it would decode a row group for each of its rows.
 
+    The files of a split by name are, in ``source`` and the folders below it:
+
+    - Beside ``dataset_dict.json`` (`DatasetDict.save_to_disk`): those in the folder of that name.
+    - If there are files such as ``data/train-00000-of-00002.parquet``: those of that name alone.
+    - Otherwise files in a folder of that name (``train/``, also those of MDS and LitData), and
+      files that are named so (``train.parquet``, ``train-000000.tar``). If there are none, the
+      other words for the split count: train and training; validation, valid, dev and val; test,
+      testing, eval and evaluation. Then names with such a word between other words count, as in
+      ``imdb-train.arrow``. If no name has any of these words, all files are ``"train"``.
+
     With ``on_error="skip"``, these are left out, and every other error is raised:
 
     - Files (of MDS and LitData: shards) that their format refuses as damaged when they are indexed,
@@ -119,7 +131,8 @@ class GDSDataset(BatchDataset):
         BackendUnavailable: there is no such device, or ``residency`` is not available.
         CorruptData: a file is not what its header or size says.
         TypeError: an argument is of another type.
-        ValueError: an argument is out of range, or the files do not fit the format.
+        ValueError: an argument is out of range, there is no such split, or the files do not fit the
+            format.
     """
 
     def __init__(
@@ -133,7 +146,7 @@ class GDSDataset(BatchDataset):
         drop_last: bool = False,
         *,
         transform: Callable[[Any], Any] | None = None,
-        split: tuple[float, float] = (0.0, 1.0),
+        split: str | tuple[float, float] | tuple[str, float, float] = (0.0, 1.0),
         on_error: str = "raise",
         on_break: str | None = None,
         report_every_s: float | None = None,
@@ -171,13 +184,14 @@ class GDSDataset(BatchDataset):
             skipped=arguments.skipped_of(on_error),
             remote=arguments.remote_of(source, reading),
         )
+        part = checked_split(split)
         self._ranks, self._epoch_ranks = Ranks(*sharding[:4]), EpochRanks()
         self._peers = arguments.peers_of(sharding, fields, settings.decode)
         has_peers = (self._ranks.found_or_none() or Share(0, 1)).world_size > 1
         has_peers |= sharding.device_mesh is not None and sharding.device_mesh.size() > 1
         self._samples = Samples(
-            Indexing(source, format, settings.skipped, reading.index_cache, has_peers),
-            checked_split(split),
+            Indexing(source, format, settings.skipped, reading.index_cache, has_peers, part.name),
+            part,
             shuffle,
             index_of(seed),
             drop_last,

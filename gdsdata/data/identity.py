@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from gdsdata.data.split import Split
 from gdsdata.formats.extents import Extents
 from gdsdata.formats.index import Format, SampleIndex
 from gdsdata.formats.unpacking import is_unpacked
@@ -34,7 +35,7 @@ _NOT_COMPARED = ("format", "split")
 _NOT_OF_SAMPLES = ("paths", "size_bytes", "mtime_ns", "files")
 
 
-def identity_of(index: SampleIndex, format: Format, split: tuple[float, float]) -> dict[str, Any]:
+def identity_of(index: SampleIndex, format: Format, split: Split) -> dict[str, Any]:
     """Return what distinguishes this data from other data: numbers and strings.
 
     It reads all of the index, 0.4 s for ten million samples with two fields, so keep what it
@@ -44,12 +45,14 @@ def identity_of(index: SampleIndex, format: Format, split: tuple[float, float]) 
         index: of the samples.
         format: that made the index. It is recorded to say what differs, and is not compared: its
             arguments may be spelled in several ways, and all that they mean is in the index.
-        split: part of the source; as ``format``.
+        split: part of the source. Its name is compared, because the files of two splits can have
+            equal names and sizes; its bounds are as ``format``.
     """
     names = relative_names(index.paths)
     return {
         "format": described(format),
-        "split": list(split),
+        "split": [split.begin, split.end],
+        **({} if split.name is None else {"split_name": split.name}),
         "files": len(names),
         "bytes": int(index.size_bytes.sum()),
         "first_file": names[0],
@@ -84,6 +87,9 @@ def refuse_other(state: Mapping[str, Any], now: Mapping[str, Any]) -> None:
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return the differences between two identities in words; empty if they agree."""
     found = []
+    names = then.get("split_name"), now.get("split_name")
+    if names[0] != names[1] and None not in names:  # without a name, the split's own folder may be the source
+        found.append(f"the split was {names[0]!r} and is {names[1]!r}")
     if any(then.get(key) != now[key] for key in ("files", "names", "sizes")):
         keys = ("files", "bytes", "first_file")
         said = ["{} of {} bytes, {!r} first".format(*map(one.get, keys)) for one in (then, now)]

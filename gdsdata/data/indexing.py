@@ -31,6 +31,7 @@ class Indexing:
         skipped: with ``on_error="skip"``, counts the files that are left out.
         index_cache: as of `Reading`.
         shared: other processes index the same source now: one of them does it for all.
+        split: the name of the split whose files are meant; None: all files of the source.
     """
 
     def __init__(
@@ -40,13 +41,15 @@ class Indexing:
         skipped: Skipped | None,
         index_cache: str | os.PathLike[str] | None,
         shared: bool,
+        split: str | None = None,
     ) -> None:
+        self._split = split
         self._source, self._format, self._skipped, self._shared = source, format, skipped, shared
         self._listing: Listing | None = None
         self._is_remote = have_urls(sources_of(source))
         self._kept: KeptIndex | None = None
         if index_cache is not None and is_kept_format(format):
-            self._kept = KeptIndex(source, format, index_cache, __version__)
+            self._kept = KeptIndex(source, format, index_cache, __version__, split)
 
     def indexed(self) -> Indexed:
         """Return the index.
@@ -80,7 +83,7 @@ class Indexing:
 
         When the same data is indexed anew, its files stay those that they were.
         """
-        listing = listing_of(self._source)
+        listing = listing_of(self._source, self._split)
         self._listing = self._listing or listing
 
     def _found(self, place: KeptIndex) -> Indexed | None:
@@ -96,7 +99,7 @@ class Indexing:
 
     def _new(self) -> Indexed:
         begun_ns, begun = time.time_ns(), time.monotonic()
-        listing = self._listing or listing_of(self._source)
+        listing = self._listing or listing_of(self._source, self._split)
         self._listing, paths = listing, list(listing.paths)
         format = self._format or self._recognised(paths)
         left_out = 0

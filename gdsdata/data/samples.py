@@ -15,7 +15,7 @@ from gdsdata.data.order import choice
 from gdsdata.data.order.epoch import Epoch
 from gdsdata.data.order.permutation import Order
 from gdsdata.data.ranks import Ranks, Share
-from gdsdata.data.split import part_of
+from gdsdata.data.split import Split, part_of
 from gdsdata.formats.index import Format, Index, SampleIndex
 from gdsdata.io.options import EngineOptions
 
@@ -37,7 +37,8 @@ class Samples:
 
     Args:
         indexing: finds and indexes the files.
-        split: the part of the samples that is used, as of `GDSDataset`.
+        split: the part of the samples that is used. The files of its name are those of
+            ``indexing`` already.
         shuffle, seed, drop_last, uneven: as of `GDSDataset`.
         ranks: where rank and world size come from.
         settings: of the batches.
@@ -66,7 +67,7 @@ class Samples:
     def __init__(
         self,
         indexing: Indexing,
-        split: tuple[float, float],
+        split: Split,
         shuffle: bool | str | Lanes | RowGroups,
         seed: int,
         drop_last: bool,

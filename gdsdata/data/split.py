@@ -1,30 +1,69 @@
-"""``split=``: a contiguous part of a data set's samples, in the files' order."""
+"""``split=``: a split by its name, and a contiguous part of samples, in the files' order."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+import re
+from typing import Any, NamedTuple
 
 from gdsdata.data.arguments import shown
 from gdsdata.formats.index import SampleIndex
 
+_SLICE = re.compile(r"(.+)\[(.*)\]", re.DOTALL)
+_PERCENT = re.compile(r"(?:(\d{1,3})%)?:(?:(\d{1,3})%)?")
 
-def checked_split(split: Any) -> tuple[float, float]:
-    """Return the ``split=`` of a data set, as floats.
+
+class Split(NamedTuple):
+    """A part of a data set.
+
+    Attributes:
+        name: of the split whose files are meant; None: all files of the source.
+        begin, end: of the part of their samples, as fractions of their number.
+    """
+
+    name: str | None = None
+    begin: float = 0.0
+    end: float = 1.0
+
+
+def checked_split(split: Any) -> Split:
+    """Return the ``split=`` of a data set.
 
     Raises:
-        TypeError, ValueError: it is no pair of numbers that rise within 0 and 1.
+        TypeError, ValueError: it is no name, no pair of numbers that rise within 0 and 1, and no
+            name with such a pair.
     """
-    is_list = isinstance(split, (tuple, list)) and all(isinstance(one, (int, float)) for one in split)
-    if not is_list or len(split) != 2:
-        named = ". For a split by name, give its folder or its files as the source" if isinstance(split, str) else ""
-        raise TypeError(f"split={shown(split)} must be two numbers, where the part begins and ends: (0, 0.9){named}")
-    if not (0 <= split[0] < split[1] <= 1):  # a NaN is refused too
+    name, bounds = None, split
+    if isinstance(split, str):
+        name, bounds = split, (0.0, 1.0)
+    elif isinstance(split, (tuple, list)) and len(split) == 3 and isinstance(split[0], str):
+        name, *bounds = split
+    is_pair = isinstance(bounds, (tuple, list)) and all(isinstance(one, (int, float)) for one in bounds)
+    if not is_pair or len(bounds) != 2:
+        raise TypeError(
+            f"split={shown(split)} must be two numbers, where the part begins and ends: (0, 0.9); the name of a split: "
+            f"'train'; or both: ('train', 0, 0.9)"
+        )
+    if not (0 <= bounds[0] < bounds[1] <= 1):  # a NaN is refused too
         raise ValueError(f"split={tuple(split)}: the part begins and ends within 0 and 1, as in (0, 0.9) and (0.9, 1)")
-    return float(split[0]), float(split[1])
+    if name is not None:
+        _check_name(name)
+    return Split(name, float(bounds[0]), float(bounds[1]))
 
 
-def part_of(index: SampleIndex, split: tuple[float, float], source: str) -> SampleIndex:
+def _check_name(name: str) -> None:
+    if not name:
+        raise ValueError("split='' is no name of a split: pass one, as in 'train', or leave split= out")
+    if match := _SLICE.fullmatch(name):
+        percent = _PERCENT.fullmatch(match[2])
+        begin, end = (int(percent[1] or 0) / 100, int(percent[2] or 100) / 100) if percent else (0, 0.9)
+        raise ValueError(
+            f"split={shown(name)} is a slice, as `datasets` writes it: write the part as fractions behind the name, as "
+            f"in split=({match[1]!r}, {begin:g}, {end:g})"
+        )
+
+
+def part_of(index: SampleIndex, split: Split, source: str) -> SampleIndex:
     """Return the part of an index that a split has.
 
     Sample i of N belongs to it if ``round(begin * N) <= i < round(end * N)``. A half is
@@ -33,10 +72,12 @@ def part_of(index: SampleIndex, split: tuple[float, float], source: str) -> Samp
     Raises:
         ValueError: it has no samples.
     """
-    if split == (0.0, 1.0):
+    bounds = (split.begin, split.end)
+    if bounds == (0.0, 1.0):
         return index
     samples = len(index)
-    begin, end = (math.floor(bound * samples + 0.5) for bound in split)
+    begin, end = (math.floor(bound * samples + 0.5) for bound in bounds)
     if begin == end:
-        raise ValueError(f"split={split}: of the {samples} samples of {source} it has none: use a larger part")
+        said = bounds if split.name is None else tuple(split)
+        raise ValueError(f"split={said}: of the {samples} samples of {source} it has none: use a larger part")
     return index.part(begin, end)

@@ -67,11 +67,19 @@ class KeptIndex:
             arguments can be compared.
         where: a folder, or ``"user"`` (see `caches.folder_of`).
         version: of the package. Another one makes its indexes anew.
+        split: as of `listing.listing_of`.
     """
 
-    def __init__(self, source: Source, format: Format | None, where: str | os.PathLike[str], version: str) -> None:
+    def __init__(
+        self,
+        source: Source,
+        format: Format | None,
+        where: str | os.PathLike[str],
+        version: str,
+        split: str | None = None,
+    ) -> None:
         sources = [one if is_remote(one) else absolute(one) for one in sources_of(source)]
-        said = json.dumps([version, None if format is None else repr(format), sources])
+        said = json.dumps([version, None if format is None else repr(format), sources, split])
         folder_of = caches.folder_of_objects if have_urls(sources) else caches.folder_of
         self._folder = folder_of(where, KIND)
         digest = hashlib.sha256(said.encode(errors="surrogateescape")).hexdigest()[:32]

@@ -42,7 +42,7 @@ class Listing(NamedTuple):
     folders: list[Folder]
 
 
-def listing_of(source: Source) -> Listing:
+def listing_of(source: Source, split: str | None = None) -> Listing:
     """Return the files that ``source`` means.
 
     The order is the same on every machine, so that the same seed shuffles alike everywhere.
@@ -53,33 +53,55 @@ def listing_of(source: Source) -> Listing:
             slash is a directory of objects. Braces mean several names, as in
             ``train-{0000..0146}.tar`` or ``{train,val}/*.tar``.
             Directories and globs leave out files that stand beside data, as README.md.
+        split: the files of this split alone (`named_splits`): of each directory, with those below
+            it, and of all other files together.
 
     Raises:
         FileNotFoundError: one of them means no file.
         IoError: a directory cannot be listed.
-        ValueError: an empty sequence.
+        ValueError: an empty sequence, or there is no such split.
     """
     sources = sources_of(source)
     if not sources:
         raise ValueError("source is an empty list: name at least one file, directory or glob")
-    of_urls = _files_of_urls(sources)
+    of_urls = _files_of_urls(sources, split is not None)
     local = [one for one in sources if one not in of_urls] if of_urls else sources
     modes, _, _ = statuses_of(local)
     are_files = (modes != 0) & (modes & _KIND_BITS != stat.S_IFDIR)
     found = {absolute(one) for one in itertools.compress(local, are_files.tolist())}
+    in_folders: dict[str, list[str]] = {}
     for url, objects in of_urls.items():
         if not objects:
             raise FileNotFoundError(f"{url} is no object, no prefix with objects and no glob of any")
-        found.update(_without_beside(objects))
+        if split is not None and objects[0].startswith(f"{url.rstrip('/')}/"):
+            in_folders[url] = objects
+        else:
+            found.update(_without_beside(objects))
     expansion = _Expansion()
     for one in itertools.compress(local, (~are_files).tolist()):
-        files = expansion.files(one)
+        files = expansion.files(one) if split is None else expansion.files_below(one)
         if not files:
             from gdsdata.formats.other_kinds import no_files_in  # late: this is for an error
 
             raise FileNotFoundError(f"{one} {no_files_in(one)}")
-        found.update(_without_beside(files))
+        if split is not None and os.path.isdir(one):
+            in_folders[os.path.abspath(one)] = files
+        else:
+            found.update(_without_beside(files))
+    if split is not None:
+        found = _of_split(split, in_folders, found)
     return Listing(sorted(found), list(expansion.folders.values()))
+
+
+def _of_split(split: str, in_folders: dict[str, list[str]], others: set[str]) -> set[str]:
+    """Return the files of a split: of each folder, and of the local and the remote others."""
+    from gdsdata.formats.named_splits import common_folder, files_of_split
+
+    found = [files_of_split(split, root, files) for root, files in in_folders.items()]
+    for some in ([one for one in others if is_remote(one) is kind] for kind in (False, True)):
+        if some:
+            found.append(files_of_split(split, common_folder(some), some))
+    return {path for files in found for path in _without_beside(files)}
 
 
 def _without_beside(files: list[str]) -> list[str]:
@@ -90,13 +112,13 @@ def _without_beside(files: list[str]) -> list[str]:
     return [path for path in files if not magics.is_beside_data(path)] or files
 
 
-def _files_of_urls(sources: list[str]) -> dict[str, list[str]]:
-    """Return what those of the sources mean that are URLs."""
+def _files_of_urls(sources: list[str], is_deep: bool) -> dict[str, list[str]]:
+    """Return what those of the sources mean that are URLs: see `remote_listing.files_of_urls`."""
     if not have_urls(sources):
         return {}
     from gdsdata.formats.remote_listing import files_of_urls
 
-    return files_of_urls([one for one in sources if is_remote(one)])
+    return files_of_urls([one for one in sources if is_remote(one)], is_deep)
 
 
 def sources_of(source: Source) -> list[str]:
@@ -160,6 +182,23 @@ class _Expansion:
             folder = os.path.abspath(source)
             return [entry.path for entry in self._entries(folder, must_list=True) if _is_file(entry)]
         return self._globbed(source) if _is_pattern(source) else []
+
+    def files_below(self, source: str) -> list[str]:
+        """Return absolute paths; a folder means its files and those of all folders below it."""
+        return list(self._below(os.path.abspath(source), ())) if os.path.isdir(source) else self.files(source)
+
+    def _below(self, folder: str, above: tuple[os.stat_result, ...]) -> Iterator[str]:
+        try:
+            status = os.stat(folder)
+        except OSError:  # it was removed meanwhile
+            return
+        if any(os.path.samestat(status, one) for one in above):
+            return  # a link led back
+        for entry in self._entries(folder, must_list=not above):
+            if _is_file(entry):
+                yield entry.path
+            elif _is_folder(entry):
+                yield from self._below(entry.path, (*above, status))
 
     def _globbed(self, pattern: str) -> list[str]:
         *above, last = pattern.split(os.sep)

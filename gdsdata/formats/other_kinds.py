@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
+from gdsdata.formats.named_splits import SPLIT_OF
+
 
 class Kind(NamedTuple):
     """A kind of files.
@@ -103,4 +105,6 @@ def no_files_in(source: str) -> str:
     shown = ", ".join(map(repr, names[:_MOST_NAMES])) + (", ..." if len(names) > _MOST_NAMES else "")
     if not names:
         return f"(from {os.getcwd()}) is no file, no directory with files and no glob of any"
-    return f"has no files, only folders ({shown}): name one of them, or a glob, as in {os.path.join(source, '**/*')!r}"
+    split = next((f"pass the name of a split, as in split={name!r}; or " for name in names if name in SPLIT_OF), "")
+    glob = os.path.join(source, "**/*")
+    return f"has no files, only folders ({shown}): {split}name one of them, or a glob, as in {glob!r}"

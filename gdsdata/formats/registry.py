@@ -85,10 +85,10 @@ def _refuse_no_data(paths: Sequence[str]) -> NoReturn:
         if os.path.basename(path) == magics.DATASET_DICT:
             splits = _splits_in(path)
             names = ", ".join(map(repr, splits)) or "none that it names"
-            example = f"{folder}/{splits[0] if splits else 'train'}"
+            example = splits[0] if splits else "train"
             raise ValueError(
-                f"{folder} is a DatasetDict, whose splits are folders of their own ({names}): name the folder of the "
-                f"split that is wanted, as in {example!r}"
+                f"{folder} is a DatasetDict, whose splits are folders of their own ({names}): pass the name of one, as "
+                f"in split={example!r}, or its folder as the source, as in {f'{folder}/{example}'!r}"
             )
     raise ValueError(
         f"{folder} has no files with data, only {', '.join(map(os.path.basename, paths))}: name the folder below it "

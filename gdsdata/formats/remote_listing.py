@@ -17,13 +17,18 @@ from gdsdata.storage.stores import store_of
 _MAGIC = re.compile(r"[*?\[]")
 
 
-def files_of_urls(urls: Sequence[str]) -> dict[str, list[str]]:
+def files_of_urls(urls: Sequence[str], is_deep: bool = False) -> dict[str, list[str]]:
     """Return the objects that each URL means, if any.
 
     A URL names an object, a prefix that ends in a slash (its own objects, without those whose name
     begins with a dot), or a glob that means what it means for files. Without a slash at its end, a
     prefix is meant if there is no such object. URLs of http and https are no globs. Those that end
     in ``.txt`` are files with the URLs that are meant.
+
+    Args:
+        urls: of any stores.
+        is_deep: a prefix means all objects below it, without those whose name or folder begins with
+            a dot.
 
     Raises:
         PermissionError, IoError: a store does not list them, or does not say their sizes.
@@ -41,7 +46,7 @@ def files_of_urls(urls: Sequence[str]) -> dict[str, list[str]]:
         elif url in are_there:
             found[url] = [url]
         else:
-            found[url] = _in_folder(url)
+            found[url] = _in_folder(url, is_deep)
     return found
 
 
@@ -77,14 +82,14 @@ def _in_index_file(url: str) -> list[str]:
     return [info.url for info in listed]
 
 
-def _in_folder(url: str) -> list[str]:
+def _in_folder(url: str, is_deep: bool) -> list[str]:
     store, location = store_of(url)
     if location.scheme.startswith("http") and not url.endswith("/"):
         return []
     prefix = location.key.rstrip("/") + "/" if location.key else ""
-    listed = [one for one in store.list(prefix, "/") if isinstance(one, ObjectInfo)]
+    listed = [one for one in store.list(prefix, "" if is_deep else "/") if isinstance(one, ObjectInfo)]
     begin = f"{url.rstrip('/')}/"
-    return _noted(begin, False, listed, lambda info: _is_shown(info.url[len(begin) :]))
+    return _noted(begin, is_deep, listed, lambda info: all(map(_is_shown, info.url[len(begin) :].split("/"))))
 
 
 def _globbed(url: str) -> list[str]:
