@@ -128,8 +128,9 @@ inline constexpr uint64_t kMappedTransferBytes = 64 << 10;
 inline constexpr uint64_t kMappedFileBytes = 1 << 20;
 // Shorter files are mapped only when they are read for the second time. Two cores: a file of 1 MiB
 // takes 40 us, and 157 to 172 if it is mapped at once. With 16 or 64 MiB here, files of 16 MiB took
-// 770 to 1020 us in half of the runs, else 370 to 550. Into staging memory they are never mapped: the
-// third epoch over volumes of 2 MiB had 42 to 48 GB/s, and 31 to 35 with mapping (H200).
+// 770 to 1020 us in half of the runs, else 370 to 550. Into staging memory they are never mapped:
+// later epochs over volumes of 2 MiB had 46 to 49 GB/s by preadv2, 42 to 47 from mappings, and 31
+// to 35 while they were mapped (H200).
 inline constexpr uint64_t kLongFileBytes = 8 << 20;
 // The cache lines of a record are prefetched so many records ahead, up to so many bytes. Two cores:
 // 5.2 million records/s; 3.3 with one record ahead; 2.7 without.
