@@ -95,9 +95,13 @@ class Machine:
                 f"{self.folder}/debootstrap/debootstrap.log. The programs of another processor need "
                 "qemu-user-static and binfmt_misc"
             )
-        packages = "python3 python3-venv ca-certificates"
         self.copy_in(Path("/etc/resolv.conf"), "etc/resolv.conf")
-        self.run(f"apt-get -q update && apt-get -qy install --no-install-recommends {packages}", quiet=True)
+        self.run("apt-get -q update", quiet=True)
+        self.install("python3", "python3-venv", "ca-certificates")
+
+    def install(self, *packages: str) -> None:
+        """Install packages of the system."""
+        self.run(f"apt-get -qy install --no-install-recommends {shlex.join(packages)}", quiet=True)
 
     def copy_in(self, path: Path, to: str) -> None:
         target = self.folder / to
@@ -208,6 +212,7 @@ def main() -> None:
     parser.add_argument("--mirror", default="", help="of packages; default: debootstrap's own")
     parser.add_argument("--tests", nargs="*", default=[], metavar="FILE", help="run these tests with the wheel")
     parser.add_argument("--packages", nargs="*", default=[], metavar="NAME", help="install these for the tests")
+    parser.add_argument("--system", nargs="*", default=[], metavar="NAME", help="the same, of the system: libcurl4")
     parser.add_argument("--pytest", default="", metavar="ARGUMENTS", help="more arguments of pytest")
     arguments = parser.parse_args()
     if os.geteuid() != 0 or not all(map(shutil.which, ("debootstrap", "unshare", "chroot"))):
@@ -225,6 +230,8 @@ def main() -> None:
         names = [torch, "numpy", *(TEST_PACKAGES + arguments.packages if arguments.tests else [])]
         with_packages = foreign_packages(machine, names) if machine.emulated else ""
         follow(machine, read_page(PAGE.read_text()), arguments.dist, with_packages, arguments.torch)
+        if arguments.system:
+            machine.install(*arguments.system)
         if arguments.tests:
             run_tests(machine, arguments.tests, arguments.packages, arguments.pytest)
     finally:

@@ -21,7 +21,7 @@ def pattern() -> bytes:
 
 
 def start_of(key: str, version: int) -> int:
-    return int.from_bytes(hashlib.blake2b(f"{key}\0{version}".encode(), digest_size=8).digest()) % PERIOD
+    return int.from_bytes(hashlib.blake2b(f"{key}\0{version}".encode(), digest_size=8).digest(), "big") % PERIOD
 
 
 def made(key: str, offset: int, length: int, version: int = 1) -> bytes:
