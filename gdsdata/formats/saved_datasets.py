@@ -5,8 +5,8 @@ the data set is mapped, filtered, sorted or shuffled, the package leaves results
 them: `cache-HASH.arrow`. Its own folders of data sets that it has downloaded or built have such
 files too, beside dataset_info.json and without state.json.
 
-Versions before 1.18 did not apply the choice and the order of rows (`select`, `shuffle`) when they
-saved: an index file has them. Versions before 1.2 may list parts of files. Both are refused.
+Versions as old as 1.6 did not apply the choice and the order of rows (`select`, `shuffle`) when
+they saved: an index file has them. Version 1.1 may list parts of files. Both are refused.
 
 Source: https://github.com/huggingface/datasets, ``src/datasets/arrow_dataset.py`` (versions 1.1.3,
 1.6.2, 1.18.4, 2.0.0, 4.7.0 and 5.2.0).
@@ -26,7 +26,8 @@ from gdsdata.formats.parsers import magics
 # A million files have 70 MB of it.
 _LONGEST_JSON_BYTES = 2**27
 # Results, files that are being written, and locks.
-_LEFT = re.compile(r"cache-.*\.arrow|tmp[a-z0-9_]{8}|.*\.lock", re.DOTALL)
+_LEFT = re.compile(r"(cache-.*\.arrow|tmp[a-z0-9_]{8}|.*\.lock)\Z", re.DOTALL)
+_SAYING = (f"/{magics.SAVED_STATE}", f"/{magics.DATASET_INFO}")
 _OF_INDICES = ("_indices_data_files", "_indices_files")
 _SAVE_AGAIN = "load it with the version of datasets that wrote it, and save what flatten_indices() returns"
 
@@ -58,26 +59,26 @@ def data_of(files: list[str], found: Sequence[str]) -> Chosen:
         IoError: it cannot be read.
     """
     joined = "\0".join(found)  # one search in all names is faster
-    if not any(f"/{name}" in joined for name in (magics.SAVED_STATE, magics.DATASET_INFO)):
+    if not any(name in joined for name in _SAYING):
         return Chosen(files, [], [])
+    saying = {path for path in found if path.endswith(_SAYING)}
     beside = _by_folder(found)
     lists: list[list[str]] = []
     states: list[str] = []
     kept: list[str] = []
-    for folder, some in _by_folder(files).items():
-        names = {os.path.basename(path): path for path in beside[folder]}
+    for folder, some in (beside if files is found else _by_folder(files)).items():
         listed = None
-        if magics.SAVED_STATE in names:
-            states.append(names[magics.SAVED_STATE])
-            listed = _listed_in(names[magics.SAVED_STATE], names)
+        if (state := f"{folder}/{magics.SAVED_STATE}") in saying:
+            states.append(state)
+            listed = _listed_in(state, beside[folder])
         if listed is not None:
             lists.append(listed)
             some = list(set(listed).intersection(some))
-        elif magics.DATASET_INFO in names:
-            some = [path for path in some if not _LEFT.fullmatch(os.path.basename(path))]
+        elif f"{folder}/{magics.DATASET_INFO}" in saying:
+            others = [path for path in some if not _LEFT.match(path, len(folder) + 1)]
+            some = some if all(map(magics.is_beside_data, others)) else others
         kept += some
-    are_data = any(not magics.is_beside_data(path) for path in kept)
-    return Chosen(kept if are_data else files, lists, states)
+    return Chosen(kept or files, lists, states)
 
 
 def in_order(paths: Iterable[str], lists: Iterable[list[str]]) -> list[str]:
@@ -96,16 +97,16 @@ def in_order(paths: Iterable[str], lists: Iterable[list[str]]) -> list[str]:
 def _by_folder(files: Iterable[str]) -> dict[str, list[str]]:
     folders: dict[str, list[str]] = {}
     for path in files:
-        folders.setdefault(os.path.dirname(path), []).append(path)
+        folders.setdefault(path.rpartition("/")[0], []).append(path)
     return folders
 
 
-def _listed_in(path: str, names: dict[str, str]) -> list[str] | None:
+def _listed_in(path: str, beside: list[str]) -> list[str] | None:
     """Return the files that a state.json lists; None if another program wrote it.
 
     Args:
         path: of state.json.
-        names: of the files in its folder, with their paths.
+        beside: all files of its folder.
 
     Raises:
         FileNotFoundError, ValueError, IoError: as `data_of`.
@@ -127,6 +128,7 @@ def _listed_in(path: str, names: dict[str, str]) -> list[str] | None:
                 f"{path} lists index files ({key}), which choose and order the rows of a data set, and are not read: "
                 f"{_SAVE_AGAIN}"
             )
+    names = {os.path.basename(one): one for one in beside}
     listed: dict[str, None] = {}
     for entry in entries:
         name = entry["filename"]
