@@ -132,6 +132,69 @@ def test_the_root_of_a_datasetdict_names_the_splits(made, tmp_path):
         gdsdata.GDSDataset(tmp_path / "data", ROWS, device="cpu")
 
 
+# ------------------------------------------------------------------------------------------------------------ caches
+
+
+def transform(loaded):
+    """Do what leaves files beside the data."""
+    loaded.map(lambda row: {"x": row["x"] + 100})
+    loaded.filter(lambda row: row["x"] > 3)
+    loaded.shuffle(seed=1)
+    loaded.sort("x", reverse=True)
+    loaded.train_test_split(0.5)
+
+
+@pytest.fixture(scope="module")
+def numbers():
+    return datasets.Dataset.from_dict({"x": list(range(12))})
+
+
+def test_files_that_transforms_leave_in_a_saved_folder_are_no_rows(numbers, tmp_path):
+    numbers.save_to_disk(tmp_path / "saved", num_shards=3)
+    loaded = datasets.load_from_disk(tmp_path / "saved")
+    for step in (lambda row: {"x": row["x"] + 100}, lambda row: {"x": row["x"] + 200}):
+        loaded.map(step)
+        (batch,) = gdsdata.GDSDataset(tmp_path / "saved", 100, shuffle=False, device="cpu")
+        assert batch["x"].tolist() == list(range(12))
+    transform(loaded)
+    assert len(list((tmp_path / "saved").glob("cache-*.arrow"))) >= 6
+    (batch,) = gdsdata.GDSDataset(tmp_path / "saved", 100, shuffle=False, device="cpu")
+    assert batch["x"].tolist() == datasets.load_from_disk(tmp_path / "saved")["x"][:] == list(range(12))
+
+
+def test_files_that_transforms_leave_in_the_splits_of_a_datasetdict_are_no_rows(numbers, tmp_path):
+    datasets.DatasetDict({"train": numbers, "test": numbers.select([5, 1])}).save_to_disk(tmp_path / "saved")
+    loaded = datasets.load_from_disk(tmp_path / "saved")
+    for split in loaded:
+        transform(loaded[split])
+        assert list((tmp_path / "saved" / split).glob("cache-*.arrow"))
+        assert rows_of(tmp_path / "saved", split) == loaded[split]["x"][:]
+
+
+def test_files_that_transforms_leave_in_the_folder_of_a_built_data_set_are_no_rows(numbers, tmp_path):
+    numbers.to_parquet(tmp_path / "0.parquet")
+    built = datasets.load_dataset("parquet", data_files=str(tmp_path / "0.parquet"), cache_dir=str(tmp_path / "cache"))
+    folder = os.path.dirname(built["train"].cache_files[0]["filename"])
+    transform(built["train"])
+    assert any(name.startswith("cache-") for name in os.listdir(folder))
+    (batch,) = gdsdata.GDSDataset(folder, 100, shuffle=False, device="cpu")
+    assert batch["x"].tolist() == rows_of(folder, "train") == list(range(12))
+
+
+@pytest.mark.parametrize("change", ["select", "shuffle", "concatenate", "columns"])
+def test_rows_that_were_chosen_before_they_were_saved_are_those_that_load_from_disk_gives(numbers, tmp_path, change):
+    changed = {
+        "select": lambda: numbers.select([7, 2, 2, 9]),
+        "shuffle": lambda: numbers.shuffle(seed=3),
+        "concatenate": lambda: datasets.concatenate_datasets([numbers.select([8, 1]), numbers]),
+        "columns": lambda: numbers.with_format("torch", columns=["x"]),
+    }[change]()
+    changed.save_to_disk(tmp_path / "saved", num_shards=2)
+    loaded = datasets.load_from_disk(tmp_path / "saved").with_format(None)
+    (batch,) = gdsdata.GDSDataset(tmp_path / "saved", 100, shuffle=False, device="cpu")
+    assert batch["x"].tolist() == loaded["x"][:] == changed.with_format(None)["x"][:]
+
+
 # ------------------------------------------------------------------------------------------------------------ splits
 
 

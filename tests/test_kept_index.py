@@ -417,11 +417,12 @@ def test_workers_of_every_kind_read_with_a_kept_index(tmp_path, data):
         assert sorted(int(row[0]) for batch in loader for row in batch) == expected
 
 
-def test_an_index_of_an_older_form_is_made_again(tmp_path, data, monkeypatch):
+@pytest.mark.parametrize("form", [b"gdsdata index v1", b"gdsdata index v2"])
+def test_an_index_of_an_older_form_is_made_again(tmp_path, data, monkeypatch, form):
     cache, counts = tmp_path / "cache", indexed_by(monkeypatch)
     expected = values(data, cache)
     (kept,) = kept_in(cache)
-    kept.write_bytes(b"gdsdata index v1" + kept.read_bytes()[16:])
+    kept.write_bytes(form + kept.read_bytes()[16:])
     assert values(data, cache) == values(data, cache) == expected
     assert counts == [9, 9]
 

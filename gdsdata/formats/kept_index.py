@@ -3,7 +3,8 @@
 A kept index is used while these are as they were:
 
 - the folders that were listed: inode and modification time;
-- the files that the index was made from, but that have no samples: size and modification time;
+- the files that the index was made from, but that have no samples (every state.json that was read,
+  too): size and modification time;
 - of the files with samples, as many as a quarter of a second allows, at least 256;
 - all objects of URLs, whose sizes and versions a list says.
 
@@ -129,7 +130,7 @@ class KeptIndex:
             begun_ns: time of the clock (`time.time_ns`) when listing began.
         """
         beside = format.side_files(list(listing.paths)) if isinstance(format, HasSideFiles) else []
-        without_samples = dict.fromkeys([*listing.paths, *beside]).keys() - set(index.paths)
+        without_samples = dict.fromkeys([*listing.paths, *listing.states, *beside]).keys() - set(index.paths)
         others = list(zip(sorted(without_samples), *_stats_of(sorted(without_samples)), strict=True))
         times = [folder.mtime_ns for folder in listing.folders]
         times += [mtime_ns for path, _, mtime_ns in others if not is_remote(path)]

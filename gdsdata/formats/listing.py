@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from gdsdata.errors import IoError
 from gdsdata.formats.parsers import magics
+from gdsdata.formats.saved_datasets import data_of, in_order
 from gdsdata.storage.heads import statuses_of
 from gdsdata.storage.paths import absolute
 from gdsdata.storage.urls import have_urls, is_remote
@@ -34,12 +35,16 @@ class Listing(NamedTuple):
     """The files that a source means.
 
     Attributes:
-        paths: absolute paths and URLs, each once, ordered by name.
-        folders: as they were before they were read: while they are the same, so are the paths.
+        paths: absolute paths and URLs, each once, ordered by name; those that a state.json lists,
+            in its order (`saved_datasets`).
+        folders: as they were before they were read.
+        states: every state.json that was read. While these and the folders are the same, so are the
+            paths.
     """
 
     paths: Sequence[str]
     folders: list[Folder]
+    states: Sequence[str] = ()
 
 
 def listing_of(source: Source, split: str | None = None) -> Listing:
@@ -52,14 +57,16 @@ def listing_of(source: Source, split: str | None = None) -> Listing:
             crosses directories; or a sequence of these. Each may be a URL. A prefix that ends in a
             slash is a directory of objects. Braces mean several names, as in
             ``train-{0000..0146}.tar`` or ``{train,val}/*.tar``.
-            Directories and globs leave out files that stand beside data, as README.md.
+            Directories and globs leave out files that stand beside data, as README.md. Directories
+            that `datasets` wrote have the files that `saved_datasets.data_of` chooses.
         split: the files of this split alone (`named_splits`): of each directory, with those below
             it, and of all other files together.
 
     Raises:
-        FileNotFoundError: one of them means no file.
-        IoError: a directory cannot be listed.
-        ValueError: an empty sequence, or there is no such split.
+        FileNotFoundError: one of them means no file, or a file that state.json lists is missing.
+        IoError: a directory cannot be listed, or a state.json not be read.
+        ValueError: an empty sequence, or there is no such split, or a state.json lists what cannot
+            be read.
     """
     sources = sources_of(source)
     if not sources:
@@ -73,7 +80,7 @@ def listing_of(source: Source, split: str | None = None) -> Listing:
     for url, objects in of_urls.items():
         if not objects:
             raise FileNotFoundError(f"{url} is no object, no prefix with objects and no glob of any")
-        if split is not None and objects[0].startswith(f"{url.rstrip('/')}/"):
+        if objects[0].startswith(f"{url.rstrip('/')}/"):
             in_folders[url] = objects
         else:
             found.update(_without_beside(objects))
@@ -84,24 +91,28 @@ def listing_of(source: Source, split: str | None = None) -> Listing:
             from gdsdata.formats.other_kinds import no_files_in  # late: this is for an error
 
             raise FileNotFoundError(f"{one} {no_files_in(one)}")
-        if split is not None and os.path.isdir(one):
+        if os.path.isdir(one):
             in_folders[os.path.abspath(one)] = files
         else:
             found.update(_without_beside(files))
+    chosen = in_folders
     if split is not None:
-        found = _of_split(split, in_folders, found)
-    return Listing(sorted(found), list(expansion.folders.values()))
+        chosen, found = _of_split(split, in_folders, found)
+    data = [data_of(files, in_folders[root]) for root, files in chosen.items()]
+    found.update(path for one in data for path in _without_beside(one.files))
+    ordered = in_order(found, [listed for one in data for listed in one.lists])
+    return Listing(ordered, list(expansion.folders.values()), tuple(path for one in data for path in one.states))
 
 
-def _of_split(split: str, in_folders: dict[str, list[str]], others: set[str]) -> set[str]:
+def _of_split(split: str, in_folders: dict[str, list[str]], others: set[str]) -> tuple[dict[str, list[str]], set[str]]:
     """Return the files of a split: of each folder, and of the local and the remote others."""
     from gdsdata.formats.named_splits import common_folder, files_of_split
 
-    found = [files_of_split(split, root, files) for root, files in in_folders.items()]
+    found: set[str] = set()
     for some in ([one for one in others if is_remote(one) is kind] for kind in (False, True)):
         if some:
-            found.append(files_of_split(split, common_folder(some), some))
-    return {path for files in found for path in _without_beside(files)}
+            found.update(_without_beside(files_of_split(split, common_folder(some), some)))
+    return {root: files_of_split(split, root, files) for root, files in in_folders.items()}, found
 
 
 def _without_beside(files: list[str]) -> list[str]:

@@ -128,7 +128,7 @@ def labels_of(root: str, files: Collection[str]) -> Labels:
     in_folders, by_name = [], []
     for path, names in parts.items():
         *folders, name = names
-        if magics.is_beside_data(name) or name.endswith(_NO_DATA) or any(one.startswith("__") for one in folders):
+        if magics.is_beside_data(name) or name.endswith(_NO_DATA) or any(map(_is_no_data, folders)):
             continue
         folder, own = _folder_label(folders), _own_label(name)
         if folder is not None and (splits_in(folder) or not splits_in(own)):
@@ -157,6 +157,10 @@ def _parts(path: str, root: str) -> list[str]:
 
 def _ending(path: str) -> str:
     return os.path.splitext(_without_query(path))[1]
+
+
+def _is_no_data(folder: str) -> bool:
+    return folder.startswith("__") or folder in magics.FOLDERS_BESIDE_DATA
 
 
 def _grouped(labelled: Iterable[tuple[str, str]]) -> dict[str, list[str]]:

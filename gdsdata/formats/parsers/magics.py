@@ -22,10 +22,13 @@ SHARDS_INDEX = "index.json"  # of MDS and of LitData
 _MDS_BEGINS = rb'\s*\{\s*"(shards|version)"'
 _LITDATA_BEGINS = rb'\s*\{\s*"(chunks|config)"'
 DATASET_DICT = "dataset_dict.json"  # of `datasets`: its folder has a folder for each split
-# Files that `datasets`, the Hub, and Spark leave beside data.
+DATASET_INFO = "dataset_info.json"  # of `datasets`: what the data in its folder are
+SAVED_STATE = "state.json"  # of `datasets`: which files in its folder have the data
+# Files that `datasets`, the Hub, Spark and Databricks leave beside data: their names, or what these
+# begin with.
 BESIDE_DATA = (
-    "dataset_info.json",
-    "state.json",
+    DATASET_INFO,
+    SAVED_STATE,
     DATASET_DICT,
     "dataset_infos.json",
     "README.md",
@@ -33,7 +36,12 @@ BESIDE_DATA = (
     "_SUCCESS",
     "_metadata",
     "_common_metadata",
+    "_committed_",
+    "_started_",
 )
+_OF_DATABRICKS = re.compile(r"_(committed|started)_(vacuum)?\d+", re.ASCII)
+# Folders of files that Spark has not committed, and of logs that say which files count.
+FOLDERS_BESIDE_DATA = frozenset(("_temporary", "_spark_metadata", "_delta_log", "_change_data"))
 
 
 def is_npy(head: bytes, path: str) -> bool:
@@ -83,7 +91,8 @@ def is_arrow(head: bytes, path: str) -> bool:
 
 def is_beside_data(path: str) -> bool:
     """Return whether it is a file that stands beside data and has none itself."""
-    return os.path.basename(path) in BESIDE_DATA
+    name = os.path.basename(path)
+    return name in BESIDE_DATA or (name.startswith("_") and _OF_DATABRICKS.fullmatch(name) is not None)
 
 
 def is_tfrecord(head: bytes, path: str) -> bool:
