@@ -101,11 +101,13 @@ def test_resume_training_goes_on_with_the_same_losses_after_a_kill_in_a_save(tmp
     arguments = [*steps, "--folder", tmp_path / "killed"]
     killed = example("resume_training.py", *arguments, "--kill-in-save", 30, ends_with=-signal.SIGKILL)
     resumed = example("resume_training.py", *arguments)
-    assert resumed.startswith("from step 20\n")  # the save of step 30 was not complete
+    begun = int(re.match(r"from step (\d+)\n", resumed)[1])
+    assert begun in (0, 10, 20)  # the save of step 30 was not complete; on a busy machine, nor were those before
     assert list(losses(killed)) == [str(step) for step in range(1, 31)]
-    assert list(losses(resumed)) == [str(step) for step in range(21, 46)]
+    assert list(losses(resumed)) == [str(step) for step in range(begun + 1, 46)]
     assert {**losses(killed), **losses(resumed)} == losses(whole)
     assert sorted(path.name for path in (tmp_path / "killed").iterdir()) == ["lock", "step-30", "step-40"]
+    assert example("resume_training.py", *arguments).startswith("from step 40\n")
 
 
 def test_own_format_reads_idx_files_and_refuses_a_cut_one(tmp_path):

@@ -164,3 +164,26 @@ def test_files_that_stand_beside_data_are_passed_over(tmp_path, write, name):
 def test_bytes_of_no_known_kind_are_refused_as_before(tmp_path):
     (tmp_path / "x.bin").write_bytes(b"something else")
     assert "does not tell its format" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("log, library", [("_delta_log", "deltalake.DeltaTable"), (".hoodie", "Hudi's own library")])
+@pytest.mark.parametrize("split", [None, "train"])
+def test_the_folder_of_a_table_with_a_log_is_refused_because_some_of_its_files_may_have_no_rows_now(
+    tmp_path, log, library, split
+):
+    for name in ("0.parquet", "1.parquet"):
+        pq.write_table(pa.table({"x": [1, 2]}), tmp_path / name)
+    (tmp_path / log).mkdir()
+    (tmp_path / log / "00000000000000000000.json").write_text("{}")
+    options = {} if split is None else {"split": split}
+    with pytest.raises(ValueError, match=f"its log, {log}, says which of its files have rows now") as caught:
+        gdsdata.GDSDataset(tmp_path, 2, device="cpu", **options)
+    assert library in str(caught.value)
+    named = [str(tmp_path / "1.parquet")]  # what the log says
+    assert len(gdsdata.GDSDataset(named, 2, device="cpu", shuffle=False)) == 1
+
+
+def test_a_file_with_the_name_of_a_tables_log_is_no_log(tmp_path):
+    pq.write_table(pa.table({"x": [1, 2]}), tmp_path / "0.parquet")
+    (tmp_path / ".hoodie").write_text("")
+    assert len(gdsdata.GDSDataset(tmp_path, 2, device="cpu", shuffle=False)) == 1

@@ -113,3 +113,11 @@ class _OfList(ObjectServer):
     def __init__(self):
         self.bucket, self.content, self.lists, self.heads = "of-list", {}, 0, 0
         self._tags = {}
+
+
+@pytest.mark.parametrize("split", [None, "train"])
+def test_a_prefix_with_the_log_of_a_table_is_refused(server, split):
+    put(server, "t/0.parquet", "t/_delta_log/00000000000000000000.json", "u/0.parquet", "u/_delta_log")
+    with pytest.raises(ValueError, match="s3://bucket/t/? is a Delta table: its log, _delta_log, says"):
+        listing_of("s3://bucket/t/", split)
+    assert "s3://bucket/u/0.parquet" in listing_of("s3://bucket/u/").paths

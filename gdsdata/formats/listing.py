@@ -66,7 +66,7 @@ def listing_of(source: Source, split: str | None = None) -> Listing:
         FileNotFoundError: one of them means no file, or a file that state.json lists is missing.
         IoError: a directory cannot be listed, or a state.json not be read.
         ValueError: an empty sequence, or there is no such split, or a state.json lists what cannot
-            be read.
+            be read, or a directory is a table with a log.
     """
     sources = sources_of(source)
     if not sources:
@@ -92,6 +92,7 @@ def listing_of(source: Source, split: str | None = None) -> Listing:
 
             raise FileNotFoundError(f"{one} {no_files_in(one)}")
         if os.path.isdir(one):
+            _refuse_table(one)
             in_folders[os.path.abspath(one)] = files
         else:
             found.update(_without_beside(files))
@@ -102,6 +103,14 @@ def listing_of(source: Source, split: str | None = None) -> Listing:
     found.update(path for one in data for path in _without_beside(one.files))
     ordered = in_order(found, [listed for one in data for listed in one.lists])
     return Listing(ordered, list(expansion.folders.values()), tuple(path for one in data for path in one.states))
+
+
+def _refuse_table(folder: str) -> None:
+    for log in magics.LOGS_OF_TABLES:
+        if os.path.isdir(os.path.join(folder, log)):
+            from gdsdata.formats.other_kinds import refuse_table  # late: this is for an error
+
+            refuse_table(folder, log)
 
 
 def _of_split(split: str, in_folders: dict[str, list[str]], others: set[str]) -> tuple[dict[str, list[str]], set[str]]:

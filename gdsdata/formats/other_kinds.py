@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from gdsdata.formats.named_splits import SPLIT_OF
 
@@ -76,6 +76,11 @@ KINDS = (
     ),
 )
 _ZARR = (".zarray", ".zgroup", "zarr.json")
+# Tables by the folder of their log (`magics.LOGS_OF_TABLES`).
+_TABLES_WITH_LOG = {
+    "_delta_log": ("Delta table", "as in GDSDataset(deltalake.DeltaTable({folder!r}).file_uris())"),
+    ".hoodie": ("Hudi table", "as Hudi's own library lists them"),
+}
 _MOST_NAMES = 5  # of folders that an error has
 
 
@@ -91,6 +96,19 @@ def advice_about(head: bytes, path: str) -> str | None:
         return f"is a part of a zarr array, which is not read: {_ARRAYS} (numpy.save, from zarr.open({folder!r}))"
     kind = next((one for one in KINDS if head.startswith(one.magics) or name.lower().endswith(one.endings)), None)
     return None if kind is None else f"is {kind.title}, which is not read: {kind.remedy.format(path=path)}"
+
+
+def refuse_table(folder: str, log: str) -> NoReturn:
+    """Refuse a folder whose log may say that some of its files have no rows any more.
+
+    Raises:
+        ValueError: says what to do.
+    """
+    title, example = _TABLES_WITH_LOG[log]
+    raise ValueError(
+        f"{folder} is a {title}: its log, {log}, says which of its files have rows now, and is not read. Name these "
+        f"files, {example.format(folder=folder)}"
+    )
 
 
 def no_files_in(source: str) -> str:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from gdsdata.formats.parsers import magics
 from gdsdata.storage import objects
 from gdsdata.storage.location import location_of
 from gdsdata.storage.store import ObjectInfo
@@ -87,9 +88,21 @@ def _in_folder(url: str, is_deep: bool) -> list[str]:
     if location.scheme.startswith("http") and not url.endswith("/"):
         return []
     prefix = location.key.rstrip("/") + "/" if location.key else ""
-    listed = [one for one in store.list(prefix, "" if is_deep else "/") if isinstance(one, ObjectInfo)]
+    every = list(store.list(prefix, "" if is_deep else "/"))
+    _refuse_table(url, prefix, every)
+    listed = [one for one in every if isinstance(one, ObjectInfo)]
     begin = f"{url.rstrip('/')}/"
     return _noted(begin, is_deep, listed, lambda info: all(map(_is_shown, info.url[len(begin) :].split("/"))))
+
+
+def _refuse_table(url: str, prefix: str, every: Iterable[ObjectInfo | str]) -> None:
+    below = f"{url.rstrip('/')}/"
+    for one in every:
+        name = one.url[len(below) :] if isinstance(one, ObjectInfo) else one[len(prefix) :]
+        if (log := name.partition("/")[0]) in magics.LOGS_OF_TABLES and "/" in name:
+            from gdsdata.formats.other_kinds import refuse_table  # late: this is for an error
+
+            refuse_table(url, log)
 
 
 def _globbed(url: str) -> list[str]:

@@ -39,6 +39,7 @@ BESIDE_DATA = (
     "_committed_",
     "_started_",
 )
+LOGS_OF_TABLES = ("_delta_log", ".hoodie")  # folders beside the files of a table
 _OF_DATABRICKS = re.compile(r"_(committed|started)_(vacuum)?\d+", re.ASCII)
 # Folders of files that Spark has not committed, and of logs that say which files count.
 FOLDERS_BESIDE_DATA = frozenset(("_temporary", "_spark_metadata", "_delta_log", "_change_data"))
