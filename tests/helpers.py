@@ -162,6 +162,16 @@ else:  # the workers of a loader need less
     _processes.set_forkserver_preload(["torch.utils.data", "gdsdata", "pytest"])
 
 
+def new_pipe() -> tuple[multiprocessing.connection.Connection, multiprocessing.connection.Connection]:
+    """Return the ends of a pipe to a process of `new_process`: the one that receives, and the other."""
+    return _processes.Pipe(duplex=False)
+
+
+def new_process(function: Callable, arguments: tuple) -> multiprocessing.process.BaseProcess:
+    """Return a process, not started, that has not used gdsdata. Its caller ends it."""
+    return _processes.Process(target=function, args=arguments)
+
+
 def in_new_process(function: Callable, *arguments: Any, timeout_s: float = 60) -> Any:
     """Call ``function`` in a new process that has not used gdsdata, and return its result.
 

@@ -15,7 +15,6 @@ import os
 import pickle
 import socket
 import threading
-import traceback
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
@@ -26,6 +25,7 @@ import numpy as np
 import torch
 import torch.distributed
 
+from gdsdata.collective.gloo import break_off, gloo_group
 from gdsdata.collective.shared_errors import contents_of_all, error_of_all, words_of_values
 from gdsdata.errors import RankLost
 
@@ -148,17 +148,17 @@ class Agreement:
         twin = _twins.get(self.group)
         if twin is None:
             number = _made[self.group] = _made.get(self.group, 0) + 1
-            store = torch.distributed.PrefixStore(f"gdsdata/{number}", self.group.get_group_store())
             try:
-                made = torch.distributed.ProcessGroupGloo(store, self.rank, self.count, self.timeout)
-            except RuntimeError as error:
+                made = gloo_group(self.group, f"gdsdata/{number}", self.rank, self.count, self.timeout)
+            except RuntimeError as error:  # of gloo or the store
                 raise self.lost(error) from error
             twin = _twins[self.group] = _Twin(made)
         return twin
 
     def drop_twin(self) -> None:
         """Close the connections, so that the others notice. The next session makes new ones."""
-        _twins.pop(self.group, None)
+        if (twin := _twins.pop(self.group, None)) is not None:
+            break_off(twin.group)
 
     def lost(self, error: Exception | str) -> RankLost:
         """Return the error of a rank that ended or is silent."""
@@ -319,12 +319,8 @@ class Session:
         """
         try:
             yield
-        except BaseException as error:
+        except BaseException:
             self._abandon()
-            one: BaseException | None = error
-            while one is not None:  # a transfer in a traceback keeps the connections open
-                traceback.clear_frames(one.__traceback__)
-                one = one.__cause__ or one.__context__
             raise
 
     # ------------------------------------------------------------------------------------------ tensors on the CPU

@@ -7,9 +7,7 @@ iterator.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import time
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
@@ -21,22 +19,18 @@ import numpy as np
 import torch
 import torch.distributed
 
+from gdsdata.collective.gloo import CLOSED, break_off, complete, gloo_group
 from gdsdata.collective.shared_errors import contents_of_all, error_of_all, ranks_in_words
 from gdsdata.errors import EngineClosed, RankLost
-from gdsdata.torch_private import keys_of_gloo, timeout_of_group
+from gdsdata.torch_private import timeout_of_group
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Work
 
-CLOSED = "the data set's iterator was closed"
-# A wait for the others looks this often whether it is still wanted. Each look costs some 30 us.
-_LOOK_S = 0.05
-# The others are there already when a group is made, so that takes milliseconds.
-_CONNECT = timedelta(seconds=30)
 # The next pieces must be under way while one ends.
 _PIECE_BYTES = 64 << 20
 _PIECES_UNDER_WAY = 2
-_BREAK_TAG, _FIRST_TAG = 1, 2  # of messages that nobody sends, and of parcels
+_FIRST_TAG = 2  # of parcels; a smaller one is that of `break_off`
 
 
 class Peers:
@@ -98,9 +92,6 @@ class Peers:
 
 # By the default group, how often some ranks have made `Peers`.
 _made: weakref.WeakKeyDictionary[Any, dict[tuple[int, ...], int]] = weakref.WeakKeyDictionary()
-# By the default group, a connection to its store. It is kept, because torch's TCPStore serves
-# nobody for 5 s after every 25 connections that were closed (torch 2.15, 26 November 2026).
-_stores: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 # By the default group, the NCCL groups of some ranks.
 _nccl: weakref.WeakKeyDictionary[Any, dict[tuple[int, ...], ProcessGroup]] = weakref.WeakKeyDictionary()
 
@@ -110,13 +101,6 @@ def _default_group() -> ProcessGroup:
     if group is None:
         raise ValueError("torch.distributed is not initialized: call init_process_group() first")
     return group
-
-
-def _store_of(default: ProcessGroup) -> Any:
-    """Return a connection to the default group's store that blocks no call of the program."""
-    if default not in _stores:
-        _stores[default] = default.get_group_store().clone()
-    return _stores[default]
 
 
 class Parcel(NamedTuple):
@@ -204,13 +188,13 @@ class Meeting:
     def break_off(self) -> None:
         """End the exchange that is under way, which raises then. Any thread calls it."""
         if (group := self._group) is not None and not self._is_idle:
-            _break_off(group, self.peers)
+            break_off(group)
 
     def close(self) -> None:
         """Close the connections, so that calls of the others raise `RankLost`."""
         group, self._group = self._group, None
         if group is not None and not self._is_idle:
-            _break_off(group, self.peers)
+            break_off(group)
 
     def _all(self, mine: torch.Tensor) -> torch.Tensor:
         if self._group is None:
@@ -239,59 +223,10 @@ def _gloo_group(peers: Peers, name: str, is_wanted: Callable[[], bool], timeout:
     """
     default = _default_group()
     timeout = timeout or timeout_of_group(default)
-    store = torch.distributed.PrefixStore(name, _store_of(default))
-    keys = [f"here/{place}" for place in range(peers.count)]
-    store.set(keys[peers.place], "")
-    until = time.monotonic() + timeout.total_seconds()
-    pause_s = 0.001
-    while not store.check(keys):  # gloo's own wait could not be ended
-        if not is_wanted():
-            raise EngineClosed(CLOSED)
-        if time.monotonic() > until:
-            raise peers.lost(f"after {timeout.total_seconds():g} s not all of them had begun")
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, _LOOK_S)
     try:
-        group = torch.distributed.ProcessGroupGloo(store, peers.place, peers.count, _CONNECT)
-    except RuntimeError as error:
+        return gloo_group(default, name, peers.place, peers.count, timeout, is_wanted)
+    except RuntimeError as error:  # of gloo or the store
         raise peers.lost(error) from error
-    group.set_timeout(timeout)
-    _delete_when_all_are_connected(store, [*keys, *keys_of_gloo(peers.count)], peers.count)
-    return group
-
-
-def _delete_when_all_are_connected(store: Any, keys: Sequence[str], count: int) -> None:
-    """Delete the keys of a group, if this process is the last one to connect and the store can."""
-    with contextlib.suppress(RuntimeError):  # the group does not need the store any more
-        if store.add("connected", 1) == count:
-            for key in [*keys, "connected"]:
-                store.delete_key(key)
-
-
-def complete(work: Work, is_wanted: Callable[[], bool]) -> None:
-    """Wait for an exchange over gloo.
-
-    Raises:
-        RuntimeError: it failed.
-        EngineClosed: it is not wanted any more. It still uses its memory.
-    """
-    while not work.is_completed():
-        if not is_wanted():
-            raise EngineClosed(CLOSED)
-        with contextlib.suppress(RuntimeError):  # that it is not completed yet
-            work.wait(timedelta(seconds=_LOOK_S))
-    work.wait()
-
-
-def _break_off(group: Any, peers: Peers) -> None:
-    """End all exchanges of a gloo group: those of the others fail too.
-
-    gloo's groups have no such function (`abort` does nothing). But if a wait for a message takes
-    too long, gloo closes all connections of the group.
-    """
-    message = torch.empty(1, dtype=torch.uint8)
-    with contextlib.suppress(RuntimeError):
-        group.recv([message], (peers.place + 1) % peers.count, _BREAK_TAG).wait(timedelta(milliseconds=1))
 
 
 class Gathers(ABC):
@@ -341,7 +276,7 @@ class GlooGathers(Gathers):
 
     def abort(self) -> None:
         if (group := self._group) is not None:
-            _break_off(group, self._peers)
+            break_off(group)
 
     def close(self) -> None:
         self._group = None

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from gdsdata.collective.peers import CLOSED, Gathers, GlooGathers, NcclGathers, Peers, complete
+from gdsdata.collective.gloo import CLOSED, complete
+from gdsdata.collective.peers import Gathers, GlooGathers, NcclGathers, Peers
 from gdsdata.data.batches.ragged import RAGGED_AS
 from gdsdata.data.batches.reader import IndexT, Reader
 from gdsdata.data.batches.settings import BatchSettings

@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from gdsdata.collective.peers import CLOSED, Meeting, NcclGathers, Peers
+from gdsdata.collective.gloo import CLOSED
+from gdsdata.collective.peers import Meeting, NcclGathers, Peers
 from gdsdata.collective.shared_errors import words_of_values
 from gdsdata.data.batches.reader import Reader
 from gdsdata.data.batches.settings import BatchSettings

@@ -1,0 +1,113 @@
+"""gloo groups of this package's own, with the ranks of a program's group.
+
+A gloo operation fails at once on the neighbors of a rank that has ended. The other ranks wait until
+the operation's timeout. So a rank whose operation fails breaks the group off (`break_off`): that
+closes its connections, and the error passes from rank to rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed
+
+from gdsdata.errors import EngineClosed
+from gdsdata.torch_private import keys_of_gloo
+
+if TYPE_CHECKING:
+    from torch.distributed import Work
+
+CLOSED = "the data set's iterator was closed"
+# A wait for the others looks this often whether it is still wanted. Each look costs some 30 us.
+_LOOK_S = 0.05
+# The others are there already when a group is made, so that takes milliseconds.
+_CONNECT = timedelta(seconds=30)
+_BREAK_TAG = 1  # of messages that nobody sends
+
+# By the program's group, a connection to its store. It is kept, because torch's TCPStore serves
+# nobody for 5 s after every 25 connections that were closed (torch 2.15, 26 November 2026).
+_stores: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
+def store_of(group: Any) -> Any:
+    """Return a connection to a process group's store that blocks no call of the program."""
+    if group not in _stores:
+        _stores[group] = group.get_group_store().clone()
+    return _stores[group]
+
+
+def gloo_group(
+    group: Any, name: str, rank: int, count: int, timeout: timedelta, is_wanted: Callable[[], bool] | None = None
+) -> Any:
+    """Return a new gloo group, which all ranks make.
+
+    Args:
+        group: of the program. Its store is used, and must have no group of this name.
+        name: of the new group.
+        rank, count: of this process among the ranks of the new group, and how many there are.
+        timeout: how long to wait for the others, now and in each operation.
+        is_wanted: the wait ends by `EngineClosed` when it returns False.
+
+    Raises:
+        RuntimeError: a rank does not come in time, or the store is gone.
+        EngineClosed: the group is not wanted any more.
+    """
+    store = torch.distributed.PrefixStore(name, store_of(group))
+    keys = [f"here/{one}" for one in range(count)]
+    store.set(keys[rank], "")
+    until = time.monotonic() + timeout.total_seconds()
+    pause_s = 0.001
+    while not store.check(keys):  # gloo's own wait could not be ended
+        if is_wanted is not None and not is_wanted():
+            raise EngineClosed(CLOSED)
+        if time.monotonic() > until:
+            raise RuntimeError(f"after {timeout.total_seconds():g} s not all of them had begun")
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LOOK_S)
+    made = torch.distributed.ProcessGroupGloo(store, rank, count, min(timeout, _CONNECT))
+    made.set_timeout(timeout)
+    _delete_when_all_are_connected(store, [*keys, *keys_of_gloo(count)], count)
+    return made
+
+
+def _delete_when_all_are_connected(store: Any, keys: Sequence[str], count: int) -> None:
+    """Delete the keys of a group, if this process is the last one to connect and the store can."""
+    with contextlib.suppress(RuntimeError):  # the group does not need the store any more
+        if store.add("connected", 1) == count:
+            for key in [*keys, "connected"]:
+                store.delete_key(key)
+
+
+def complete(work: Work, is_wanted: Callable[[], bool]) -> None:
+    """Wait for an exchange over gloo.
+
+    Raises:
+        RuntimeError: it failed.
+        EngineClosed: it is not wanted any more. It still uses its memory.
+    """
+    while not work.is_completed():
+        if not is_wanted():
+            raise EngineClosed(CLOSED)
+        with contextlib.suppress(RuntimeError):  # that it is not completed yet
+            work.wait(timedelta(seconds=_LOOK_S))
+    work.wait()
+
+
+def break_off(group: Any) -> None:
+    """End all operations of a gloo group: those of the others fail too. Any thread calls it.
+
+    gloo's groups have no such function (`abort` does nothing). But if a wait for a message takes
+    too long, gloo closes all connections of the group. A wait for a rank that has ended fails
+    before, and closes nothing. So each rank is tried.
+    """
+    rank, count = group.rank(), group.size()
+    message = torch.empty(1, dtype=torch.uint8)
+    for distance in range(1, count):
+        with contextlib.suppress(RuntimeError):
+            group.recv([message], (rank + distance) % count, _BREAK_TAG).wait(timedelta(milliseconds=1))
