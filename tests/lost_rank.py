@@ -6,6 +6,7 @@
 """
 
 import contextlib
+import importlib
 import itertools
 import os
 import signal
@@ -28,7 +29,7 @@ class Place(NamedTuple):
     """Where a rank is lost: when it makes a call.
 
     Attributes:
-        owner, name: of the function.
+        owner, name: of the function; a module is given by its name.
         call: which of its calls; the first is 1.
         rank: that is lost.
     """
@@ -145,7 +146,8 @@ def _as_rank(
 
 @contextlib.contextmanager
 def _lost_at(place: Place, by: signal.Signals, connection: Connection) -> Iterator[None]:
-    original, calls = getattr(place.owner, place.name), itertools.count(1)
+    owner = importlib.import_module(place.owner) if isinstance(place.owner, str) else place.owner
+    original, calls = getattr(owner, place.name), itertools.count(1)
 
     def call_or_be_lost(*arguments: Any, **named: Any) -> Any:
         if next(calls) == place.call:
@@ -154,5 +156,5 @@ def _lost_at(place: Place, by: signal.Signals, connection: Connection) -> Iterat
         return original(*arguments, **named)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(place.owner, place.name, call_or_be_lost)
+        patch.setattr(owner, place.name, call_or_be_lost)
         yield

@@ -99,7 +99,7 @@ class AsyncCheckpointer:
         device_staging_bytes: the most memory of each GPU for copies of states. `save` then waits
             neither for GPUs nor for storage. A state that does not fit into what is left of it is
             copied to the host first. 0: none.
-        process_group: of gloo, with all ranks; None: all ranks together make one.
+        process_group: with all ranks; None: the default group.
         replicas: this rank and those that have the same state: a process group, or a `DeviceMesh`
             of one dimension (for HSDP, the one that replicates). ``"auto"``: the default group (for
             DDP). The first of them saves, and `restore` reads each byte once for all of them. None:
@@ -123,7 +123,8 @@ class AsyncCheckpointer:
         ValueError: an argument is out of range, ``peers`` differs among the ranks, ``replicas`` is
             no division of all ranks, or both are given.
         TypeError: an argument has another type.
-        SaveAborted: ``peers`` or ``replicas`` is wrong on another rank, or a rank is gone.
+        SaveAborted: ``peers`` or ``replicas`` is wrong on another rank.
+        RankLost: a rank has ended, or does not come in ``timeout_s``.
     """
 
     def __init__(
@@ -325,8 +326,8 @@ class AsyncCheckpointer:
                 device.
             TypeError: an argument has another type.
             pickle.UnpicklingError: ``weights_only`` forbids something in the checkpoint.
-            SaveAborted: another rank failed; its error is the cause. Replicas raise that error
-                itself.
+            SaveAborted: another rank failed; its error is the cause. Replicas raise that itself.
+            RankLost: a rank has ended, or was silent for too long.
             IoError, SaveAborted, ...: an earlier save failed in the background, and nobody has seen
                 its error yet.
             Exception: whatever a ``load_state_dict`` of ``state`` raises.
@@ -342,6 +343,7 @@ class AsyncCheckpointer:
             self._memory.wait()
             return self._memory.held()
 
+        self._saver.reconnect()
         held = self._ranks.each(prepare)  # afterwards no rank has a save in progress
         chosen = self._ranks.first(lambda: self._find(step, held))
         if chosen is None:

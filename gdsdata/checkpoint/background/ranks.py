@@ -2,85 +2,108 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import pickle
+import weakref
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 import torch.distributed
 
-from gdsdata.errors import SaveAborted
+from gdsdata.collective.gloo import break_off, gloo_group
+from gdsdata.collective.shared_errors import contents_of_all, packed, unpacked
+from gdsdata.errors import RankLost, SaveAborted
 
 T = TypeVar("T")
+
+# By the program's group, how many groups of gloo were made for it.
+_made: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
 class Ranks:
     """One rank, or all ranks of a process group.
 
-    All of them make the same calls, in the same order.
+    All of them make the same calls, in the same order. They exchange results over a gloo group of
+    their own. If a rank is lost, it is broken off, so all others learn of that at once, and all
+    later calls raise `RankLost` too, until `connect` is called.
 
     Args:
-        group: of gloo, with all ranks; None: a new one, if torch.distributed is initialized with
-            several ranks.
+        group: with all ranks; None: the default group, if it has several ranks.
         timeout_s: how long ranks wait for one another.
 
     Attributes:
         rank: of this process.
         count: how many there are.
         members: the rank in the default group of each.
+
+    Raises:
+        RankLost: a rank does not come in time.
     """
 
     def __init__(self, group: Any, timeout_s: float) -> None:
         distributed = torch.distributed
         together = distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
-        if together and group is None:
-            group = distributed.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
-        self._group = group if together else None
+        self._of_program = (group or distributed.group.WORLD) if together else None
+        self._timeout_s = timeout_s
         self.rank = distributed.get_rank(group) if together else 0
         self.count = distributed.get_world_size(group) if together else 1
         self.members: list[int] = distributed.get_process_group_ranks(group) if together else [0]
+        self._group: Any = None  # of gloo, which one thread uses
+        self._lost = ""  # the text of the error, if a rank is lost
+        self.connect()
+
+    def connect(self) -> None:
+        """Connect the ranks, if they are not connected. All of them call it.
+
+        Raises:
+            RankLost: a rank does not come in time.
+        """
+        program = self._of_program
+        if program is None or self._group is not None:
+            return
+        number = _made[program] = _made.get(program, 0) + 1
+        timeout = timedelta(seconds=self._timeout_s)
+        try:
+            self._group = gloo_group(program, f"gdsdata/ranks/{number}", self.rank, self.count, timeout)
+        except RuntimeError as error:  # of gloo or the store
+            raise self._lost_by(error) from error
+        self._lost = ""
 
     def again(self, timeout_s: float) -> Ranks:
         """Return the same ranks with a new group, for another thread. All of them call it."""
-        distributed = torch.distributed
-        if self._group is None or self.count == distributed.get_world_size():
-            return Ranks(None, timeout_s)
-        timeout = timedelta(seconds=timeout_s)
-        # The processes that are not in the group do not come here.
-        group = distributed.new_group(self.members, timeout, "gloo", use_local_synchronization=True)
-        return Ranks(group, timeout_s)
+        return Ranks(self._of_program, timeout_s)
 
     def first(self, call: Callable[[], T]) -> T:
         """Make a call on the first rank, and return its result on all ranks.
 
         Raises:
             SaveAborted: on the other ranks, if the call failed; its error is the cause.
+            RankLost: a rank is lost, now or since an earlier call.
             Exception: on the first rank, the error of the call.
         """
-        if self._group is None:
+        if self._of_program is None:
             return call()
-        value, error = _attempt(call) if self.rank == 0 else (None, None)
-        (said,) = self._exchange(lambda: _broadcast((value, error), self._group))
-        if error is not None:
-            raise error
-        _raise_of_others({0: said[1]})
-        return said[0]
+        self._check_connected()
+        value, error = self._attempt(call) if self.rank == 0 else (None, None)
+        content = self._exchange(error, lambda: self._of_first(_content_of(value, error)))
+        return _values_of({0: content})[0]
 
     def each(self, call: Callable[[], T]) -> list[T]:
         """Make a call on each rank, and return the results of all ranks on all of them.
 
         Raises:
             SaveAborted: the call failed on another rank; its error is the cause.
+            RankLost: a rank is lost, now or since an earlier call.
             Exception: the error of the call on this rank.
         """
-        value, error = _attempt(call)
-        said = [(value, error)]
-        if self._group is not None:
-            said = self._exchange(lambda: _gathered((value, error), self._group, self.count))
-        if error is not None:
-            raise error
-        _raise_of_others({rank: one[1] for rank, one in enumerate(said)})
-        return [one[0] for one in said]
+        if self._of_program is None:
+            return [call()]
+        self._check_connected()
+        value, error = self._attempt(call)
+        contents = self._exchange(error, lambda: contents_of_all(_content_of(value, error), self._gather))
+        return _values_of(dict(enumerate(contents)))
 
     def mine(self, call: Callable[[], T]) -> T:
         """Make a call on each rank, and return this rank's own result.
@@ -91,34 +114,72 @@ class Ranks:
         self.each(lambda: values.append(call()))
         return values[0]
 
-    def _exchange(self, call: Callable[[], Any]) -> Any:
+    def _attempt(self, call: Callable[[], T]) -> tuple[T | None, Exception | None]:
+        """Make a call, and return its result or its error.
+
+        Raises:
+            RankLost: the call raised it. The others get no answer then: they learn of it at once,
+                because the group is broken off.
+        """
         try:
-            return call()
-        except Exception as error:  # gloo's own types
-            raise SaveAborted(f"a rank is gone, or did not answer in time: {error}") from error
+            return call(), None
+        except RankLost as error:
+            self._break_off(str(error))
+            raise
+        except Exception as error:
+            return None, error
+
+    def _check_connected(self) -> None:
+        if self._lost:
+            raise RankLost(self._lost)
+
+    def _exchange(self, mine: Exception | None, call: Callable[[], T]) -> T:
+        """Make an exchange, and raise the error of this rank if it has one."""
+        try:
+            found = call()
+        except RuntimeError as error:  # of gloo, which has no type of its own
+            lost = self._lost_by(error)
+            raise mine or lost from error
+        if mine is not None:
+            raise mine
+        return found
+
+    def _lost_by(self, error: Exception) -> RankLost:
+        lost = (
+            f"a rank of the {self.count} that save and restore together has ended, or was silent for "
+            f"{self._timeout_s:g} s: {str(error).splitlines()[0]}. Look for its own error, and start all ranks again"
+        )
+        self._break_off(lost)
+        return RankLost(lost)
+
+    def _break_off(self, lost: str) -> None:
+        group, self._group, self._lost = self._group, None, lost
+        if group is not None:
+            break_off(group)
+
+    def _of_first(self, content: bytes) -> bytes:
+        """Return the bytes of the first rank."""
+        options = torch.distributed.distributed_c10d.BroadcastOptions()
+        size = torch.tensor([len(content)])
+        self._group.broadcast([size], options).wait()
+        memory = torch.from_numpy(np.frombuffer(content, np.uint8).copy() if self.rank == 0 else np.empty(size, np.uint8))
+        self._group.broadcast([memory], options).wait()
+        return memory.numpy().tobytes()
+
+    def _gather(self, mine: torch.Tensor) -> torch.Tensor:
+        found = torch.empty((self.count, *mine.shape), dtype=mine.dtype)
+        self._group.allgather([list(found.unbind(0))], [mine]).wait()
+        return found
 
 
-def _attempt(call: Callable[[], Any]) -> tuple[Any, Exception | None]:
-    try:
-        return call(), None
-    except Exception as error:
-        return None, error
+def _content_of(value: Any, error: Exception | None) -> bytes:
+    return pickle.dumps((value, packed(error)))
 
 
-def _raise_of_others(errors: dict[int, Exception | None]) -> None:
-    for rank, error in errors.items():
-        if error is not None:
+def _values_of(contents: Mapping[int, bytes]) -> list[Any]:
+    """Return the values that ranks have sent, or raise the first error."""
+    found = {rank: pickle.loads(content) for rank, content in contents.items()}
+    for rank, (_, said) in found.items():
+        if (error := unpacked(said)) is not None:
             raise SaveAborted(f"rank {rank} failed: {type(error).__name__}: {error}", rank) from error
-
-
-def _broadcast(value: Any, group: Any) -> list[Any]:
-    values = [value]
-    source = torch.distributed.get_global_rank(group, 0)
-    torch.distributed.broadcast_object_list(values, src=source, group=group, device=torch.device("cpu"))
-    return values
-
-
-def _gathered(value: Any, group: Any, count: int) -> list[Any]:
-    values = [None] * count
-    torch.distributed.all_gather_object(values, value, group=group)
-    return values
+    return [value for value, _ in found.values()]

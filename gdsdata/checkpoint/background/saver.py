@@ -16,7 +16,7 @@ from gdsdata.checkpoint.background.replicas import Described, ReplicaJob, Replic
 from gdsdata.checkpoint.background.save_job import FailedJob, SaveJob
 from gdsdata.checkpoint.background.uploads import Kept, Uploads
 from gdsdata.checkpoint.threads import DaemonThreads
-from gdsdata.errors import CorruptData, IoError, SaveAborted
+from gdsdata.errors import CorruptData, IoError, RankLost, SaveAborted
 from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
 
@@ -68,6 +68,7 @@ class Saver:
         self._replicas, self._memory = replicas, memory
         self._locked: LockedFolder | None = None  # of the thread, from its first save on
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="gdsdata-save")  # the interpreter's end waits for it
+        self._is_closed = False
         self._writers = DaemonThreads(2, "gdsdata-write")  # two pieces at a time, so that storage always has the next
 
     def submit(self, job: Job, described: Described, uploaded: Future[str], copied: Outcome) -> Future[str]:
@@ -88,8 +89,20 @@ class Saver:
         """Upload what an earlier process has left, if nobody else saves into the folder."""
         return self._thread.submit(self._begin_uploads)
 
+    def reconnect(self) -> None:
+        """Connect the ranks again if one was lost, behind every save. All of them call it.
+
+        Raises:
+            RankLost: a rank does not come in time.
+        """
+        if self._is_closed:
+            self._ranks.connect()
+        else:
+            self._thread.submit(self._ranks.connect).result()
+
     def close(self, waits_for_uploads: bool) -> None:
         """Wait for every save, and release the folder. May be called again."""
+        self._is_closed = True
         self._thread.shutdown()
         self._writers.close()
         if self._uploads is not None:
@@ -122,12 +135,13 @@ class Saver:
                 self._uploads.add(manifest, uploaded)
             return self._folder.folder_of(job.step)
         except BaseException as error:
-            uploaded.set_exception(error)
+            failed = SaveAborted(str(error)) if isinstance(error, RankLost) else error
+            uploaded.set_exception(failed)
             set_outcome(copied, False)
             if self._locked is not None:
                 with contextlib.suppress(Exception):  # the next save tries again
                     self._locked.tidy()
-            raise
+            raise failed from error.__cause__
         finally:
             job.cancel()
 
@@ -149,7 +163,7 @@ class Saver:
 
     def _begin_uploads(self) -> None:
         if self._uploads is not None:
-            with contextlib.suppress(IoError, SaveAborted, CorruptData):  # the first save raises it
+            with contextlib.suppress(IoError, SaveAborted, RankLost, CorruptData):  # the first save raises it
                 self._ranks.first(self._hold_lock)
                 self._uploads.start()
 

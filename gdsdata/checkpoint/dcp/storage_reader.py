@@ -31,7 +31,8 @@ from gdsdata.checkpoint.stored import Record, Stored
 from gdsdata.checkpoint.tensor_reader import TensorReader
 from gdsdata.checkpoint.tree import first_device
 from gdsdata.checkpoint.urls import is_url, last_part
-from gdsdata.errors import CorruptData
+from gdsdata.errors import CorruptData, RankLost
+from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
 from gdsdata.progress_bars import bar
 
@@ -69,7 +70,8 @@ class GDSStorageReader(FileSystemReader):
         CorruptData: a file is shorter than ``.metadata`` says, an archive is damaged, or a checksum
             differs.
         ValueError: a tensor to fill has another shape than the plan says.
-        RankLost: with ``read_once``, another rank has ended or is silent.
+        RankLost: with ``read_once``, another rank has ended or is silent. A warning says it at
+            once: torch raises an error of its own if the rank does not come back.
 
     Stream semantics: the bytes are in place when `read_data` returns, for every stream.
     """
@@ -125,8 +127,12 @@ class GDSStorageReader(FileSystemReader):
 
                 group, call = "auto" if group is True else group, {"call": "dcp.load", "verify": self.verify}
                 once = getattr(planner, "once", None)
-                with reads_together(group, once, call, self.options.stall_timeout_s) as together:
-                    self._read(plan, planner, together)
+                try:
+                    with reads_together(group, once, call, self.options.stall_timeout_s) as together:
+                        self._read(plan, planner, together)
+                except RankLost as error:  # torch exchanges it, and the lost rank takes no part in that
+                    engine.warn_once(f"{error}. torch now waits for that rank, for the timeout of the process group")
+                    raise
         future: Future[None] = Future()
         future.set_result(None)
         return future
