@@ -1,8 +1,8 @@
 """A rank that is killed or stopped in the middle of a call, and what the others get.
 
-    place = Place(TensorReader, "_read", 1, rank=2)
-    for outcome in survivors(4, load, tmp_path, place, signal.SIGKILL, 3.0):
-        assert outcome.kind == "RankLost"
+place = Place(TensorReader, "_read", 1, rank=2)
+for outcome in survivors(4, load, tmp_path, place, signal.SIGKILL, 3.0):
+    assert outcome.kind == "RankLost"
 """
 
 import contextlib
@@ -10,6 +10,7 @@ import importlib
 import itertools
 import os
 import signal
+import socket
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -67,6 +68,7 @@ def survivors(
     timeout_s: float,
     *arguments: Any,
     limit_s: float = 30,
+    in_host_of_store: bool = False,
 ) -> list[Outcome]:
     """Have each rank call ``function(rank, folder, *arguments)``, and lose one of them meanwhile.
 
@@ -81,13 +83,15 @@ def survivors(
         by: SIGKILL or SIGSTOP.
         timeout_s: of the process group.
         arguments: of ``function``.
+        in_host_of_store: the group's store is in the first rank, and not a file.
         limit_s: the test fails if a rank has no outcome so long after the loss.
     """
     processes, connections = [], []
+    port = free_port() if in_host_of_store else 0
     try:
         for rank in range(count):
             mine, its = helpers.new_pipe()
-            arguments_of_rank = its, rank, count, function, folder, place, by, timeout_s, arguments
+            arguments_of_rank = its, rank, count, function, folder, place, by, timeout_s, port, arguments
             processes.append(helpers.new_process(_as_rank, arguments_of_rank))
             processes[-1].start()
             its.close()
@@ -116,6 +120,13 @@ def survivors(
             process.join()
 
 
+def free_port() -> int:
+    """Return a port that nobody listens at."""
+    with socket.socket() as one:
+        one.bind(("localhost", 0))
+        return one.getsockname()[1]
+
+
 def _as_rank(
     connection: Connection,
     rank: int,
@@ -125,11 +136,15 @@ def _as_rank(
     place: Place,
     by: signal.Signals,
     timeout_s: float,
+    port: int,
     arguments: tuple[Any, ...],
 ) -> None:
     warnings.simplefilter("ignore")
     os.environ |= {"MASTER_ADDR": "localhost", "GLOO_SOCKET_IFNAME": "lo"}
     store = dist.FileStore(f"{folder}/store", count)
+    if port:
+        waits = timedelta(seconds=_START_S)
+        store = dist.TCPStore("localhost", port, count, rank == 0, wait_for_workers=False, timeout=waits)
     timeout = timedelta(seconds=timeout_s)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=timeout)
     kept, result, kind, text = None, None, "", ""

@@ -318,7 +318,7 @@ def _die_on_rank_2(rank, folder, source, owner, name):
     with changed(owner, name, die if rank == 2 else original):
         found = error_of(lambda: checkpointer.restore(state_of(0)))
     (folder / f"error-{rank}").write_text(repr(found))
-    os._exit(0)  # so that those notice that wait for this one
+    os._exit(0)  # torch's own end of the group would wait for the dead rank
 
 
 @pytest.mark.parametrize(("owner", "name"), [(TensorReader, "_read"), (routes.CpuRoute, "exchange")])
@@ -327,7 +327,7 @@ def test_a_rank_that_dies_is_an_error_on_the_others(owner, name, folder, tmp_pat
         on_ranks(RANKS, _die_on_rank_2, tmp_path, folder, owner, name)
     for rank in (0, 1, 3):
         kind, text, _, seconds = ast.literal_eval((tmp_path / f"error-{rank}").read_text())
-        assert kind in ("RankLost", "SaveAborted") and re.search("has ended|is gone", text) and seconds < 25
+        assert kind == "RankLost" and "has ended" in text and seconds < 15
 
 
 def _silent(rank, folder, source):

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 import torch.distributed
 
-from gdsdata.collective.gloo import break_off, gloo_group
+from gdsdata.collective.gloo import break_off, gloo_group, words_of
 from gdsdata.collective.shared_errors import contents_of_all, error_of_all, words_of_values
 from gdsdata.errors import RankLost
 
@@ -162,10 +162,9 @@ class Agreement:
 
     def lost(self, error: Exception | str) -> RankLost:
         """Return the error of a rank that ended or is silent."""
-        said = str(error).splitlines()[0]
         return RankLost(
-            f"a rank of the {self.count} that read together has ended, or was silent for {self.timeout_s:g} s: {said}. "
-            "Look for its own error, and start all ranks again"
+            f"a rank of the {self.count} that read together has ended, or was silent for {self.timeout_s:g} s: "
+            f"{words_of(error)}. Look for its own error, and start all ranks again"
         )
 
 

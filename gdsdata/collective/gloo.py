@@ -8,9 +8,13 @@ closes its connections, and the error passes from rank to rank.
 from __future__ import annotations
 
 import contextlib
+import re
+import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotDone
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +32,8 @@ CLOSED = "the data set's iterator was closed"
 _LOOK_S = 0.05
 # The others are there already when a group is made, so that takes milliseconds.
 _CONNECT = timedelta(seconds=30)
+# A store that works answers within milliseconds; gloo's own wait for it takes up to 1 s longer.
+_ANSWER_S = 2.0
 _BREAK_TAG = 1  # of messages that nobody sends
 
 # By the program's group, a connection to its store. It is kept, because torch's TCPStore serves
@@ -47,6 +53,8 @@ def gloo_group(
 ) -> Any:
     """Return a new gloo group, which all ranks make.
 
+    A thread makes it: a store whose host hangs answers no call, and torch has no timeout for that.
+
     Args:
         group: of the program. Its store is used, and must have no group of this name.
         name: of the new group.
@@ -55,25 +63,65 @@ def gloo_group(
         is_wanted: the wait ends by `EngineClosed` when it returns False.
 
     Raises:
-        RuntimeError: a rank does not come in time, or the store is gone.
+        RuntimeError: a rank does not come in time, or the store is gone or does not answer.
         EngineClosed: the group is not wanted any more.
     """
-    store = torch.distributed.PrefixStore(name, store_of(group))
-    keys = [f"here/{one}" for one in range(count)]
-    store.set(keys[rank], "")
-    until = time.monotonic() + timeout.total_seconds()
-    pause_s = 0.001
-    while not store.check(keys):  # gloo's own wait could not be ended
-        if is_wanted is not None and not is_wanted():
-            raise EngineClosed(CLOSED)
-        if time.monotonic() > until:
-            raise RuntimeError(f"after {timeout.total_seconds():g} s not all of them had begun")
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, _LOOK_S)
-    made = torch.distributed.ProcessGroupGloo(store, rank, count, min(timeout, _CONNECT))
-    made.set_timeout(timeout)
-    _delete_when_all_are_connected(store, [*keys, *keys_of_gloo(count)], count)
-    return made
+    making = _Making(group, name, rank, count, timeout)
+    threading.Thread(target=making.run, name="gdsdata-connect", daemon=True).start()
+    try:
+        while True:
+            with contextlib.suppress(NotDone):
+                return making.made.result(_LOOK_S)
+            if is_wanted is not None and not is_wanted():
+                raise EngineClosed(CLOSED)
+            if time.monotonic() > making.until + _ANSWER_S:
+                raise RuntimeError("the store of the process group does not answer: its host has ended or hangs")
+    finally:
+        making.is_wanted = False
+
+
+class _Making:
+    """A group that a thread makes.
+
+    Args:
+        others: as of `gloo_group`.
+
+    Attributes:
+        made: gets the group, or the error.
+        until: when the step in progress should have ended.
+        is_wanted: False ends the wait for the others.
+    """
+
+    def __init__(self, group: Any, name: str, rank: int, count: int, timeout: timedelta) -> None:
+        self._of_program, self._name, self._rank, self._count, self._timeout = group, name, rank, count, timeout
+        self.made: Future[Any] = Future()
+        self.until = time.monotonic() + timeout.total_seconds()
+        self.is_wanted = True
+
+    def run(self) -> None:
+        try:
+            self.made.set_result(self._make())
+        except BaseException as error:
+            self.made.set_exception(error)
+
+    def _make(self) -> Any:
+        store = torch.distributed.PrefixStore(self._name, store_of(self._of_program))
+        keys = [f"here/{one}" for one in range(self._count)]
+        store.set(keys[self._rank], "")
+        pause_s = 0.001
+        while not store.check(keys):  # gloo's own wait could not be ended
+            if not self.is_wanted:
+                raise EngineClosed(CLOSED)
+            if time.monotonic() > self.until:
+                raise RuntimeError(f"after {self._timeout.total_seconds():g} s not all of them had begun")
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LOOK_S)
+        connect = min(self._timeout, _CONNECT)
+        self.until = time.monotonic() + connect.total_seconds()
+        made = torch.distributed.ProcessGroupGloo(store, self._rank, self._count, connect)
+        made.set_timeout(self._timeout)
+        _delete_when_all_are_connected(store, [*keys, *keys_of_gloo(self._count)], self._count)
+        return made
 
 
 def _delete_when_all_are_connected(store: Any, keys: Sequence[str], count: int) -> None:
@@ -97,6 +145,12 @@ def complete(work: Work, is_wanted: Callable[[], bool]) -> None:
         with contextlib.suppress(RuntimeError):  # that it is not completed yet
             work.wait(timedelta(seconds=_LOOK_S))
     work.wait()
+
+
+def words_of(error: Exception | str) -> str:
+    """Return what an error of gloo or a store says, without places in torch's sources and advice."""
+    said = (str(error) or type(error).__name__).splitlines()[0]
+    return re.sub(r"^\[[^]]*\] |\.? This (is|may) .*$", "", said).rstrip(".")
 
 
 def break_off(group: Any) -> None:

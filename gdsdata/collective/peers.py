@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import torch.distributed
 
-from gdsdata.collective.gloo import CLOSED, break_off, complete, gloo_group
+from gdsdata.collective.gloo import CLOSED, break_off, complete, gloo_group, words_of
 from gdsdata.collective.shared_errors import contents_of_all, error_of_all, ranks_in_words
 from gdsdata.errors import EngineClosed, RankLost
 from gdsdata.torch_private import timeout_of_group
@@ -75,9 +75,8 @@ class Peers:
 
     def lost(self, error: Exception | str) -> RankLost:
         """Return the error of a process that ended, or is silent."""
-        said = str(error).splitlines()[0] if str(error) else type(error).__name__
         return RankLost(
-            f"of {self.in_words}, which {self._together}, one has ended, or is silent for too long: {said}. "
+            f"of {self.in_words}, which {self._together}, one has ended, or is silent for too long: {words_of(error)}. "
             "Look for its own error"
         )
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch.distributed
 
-from gdsdata.collective.gloo import break_off, gloo_group
+from gdsdata.collective.gloo import break_off, gloo_group, words_of
 from gdsdata.collective.shared_errors import contents_of_all, packed, unpacked
 from gdsdata.errors import RankLost, SaveAborted
 
@@ -147,7 +147,7 @@ class Ranks:
     def _lost_by(self, error: Exception) -> RankLost:
         lost = (
             f"a rank of the {self.count} that save and restore together has ended, or was silent for "
-            f"{self._timeout_s:g} s: {str(error).splitlines()[0]}. Look for its own error, and start all ranks again"
+            f"{self._timeout_s:g} s: {words_of(error)}. Look for its own error, and start all ranks again"
         )
         self._break_off(lost)
         return RankLost(lost)
@@ -162,7 +162,9 @@ class Ranks:
         options = torch.distributed.distributed_c10d.BroadcastOptions()
         size = torch.tensor([len(content)])
         self._group.broadcast([size], options).wait()
-        memory = torch.from_numpy(np.frombuffer(content, np.uint8).copy() if self.rank == 0 else np.empty(size, np.uint8))
+        memory = torch.from_numpy(
+            np.frombuffer(content, np.uint8).copy() if self.rank == 0 else np.empty(size, np.uint8)
+        )
         self._group.broadcast([memory], options).wait()
         return memory.numpy().tobytes()
 
