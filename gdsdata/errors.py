@@ -102,4 +102,4 @@ class SaveAborted(GdsdataError):
 
 
 class RankLost(GdsdataError):
-    """A process that reads together with this one has ended, or was silent for too long."""
+    """A process that works together with this one has ended, or was silent for too long."""

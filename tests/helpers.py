@@ -163,7 +163,7 @@ else:  # the workers of a loader need less
 
 
 def new_pipe() -> tuple[multiprocessing.connection.Connection, multiprocessing.connection.Connection]:
-    """Return the ends of a pipe to a process of `new_process`: the one that receives, and the other."""
+    """Return a pipe to a process of `new_process`: the end that receives, and the other."""
     return _processes.Pipe(duplex=False)
 
 

@@ -42,7 +42,7 @@ class Place(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a rank got that was not lost.
+    """The outcome of a rank that was not lost.
 
     Attributes:
         rank: its number.

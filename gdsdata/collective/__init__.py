@@ -2,5 +2,5 @@
 
 `agreement` keeps the ranks in step, and has an error of one raised on all. `plan` says who reads
 what and who gets it, and `transfers` carries that out. `peers` serves data sets, whose processes
-work ahead of the program.
+work ahead of the program. `gloo` makes their groups, and ends them when a rank is lost.
 """

@@ -148,7 +148,7 @@ def complete(work: Work, is_wanted: Callable[[], bool]) -> None:
 
 
 def words_of(error: Exception | str) -> str:
-    """Return what an error of gloo or a store says, without places in torch's sources and advice."""
+    """Return the text of an error of gloo or a store, without torch's file names and advice."""
     said = (str(error) or type(error).__name__).splitlines()[0]
     return re.sub(r"^\[[^]]*\] |\.? This (is|may) .*$", "", said).rstrip(".")
 
