@@ -141,7 +141,9 @@ class Saver:
             if self._locked is not None:
                 with contextlib.suppress(Exception):  # the next save tries again
                     self._locked.tidy()
-            raise failed from error.__cause__
+            if failed is not error:
+                raise failed from error
+            raise
         finally:
             job.cancel()
 
