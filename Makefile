@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
 # Files of tests at a time: they wait as much as they compute.
-JOBS ?= 2
+JOBS ?= 3
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c

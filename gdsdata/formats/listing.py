@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from gdsdata.errors import IoError
 from gdsdata.formats.parsers import magics
-from gdsdata.formats.saved_datasets import data_of, in_order
 from gdsdata.storage.heads import statuses_of
 from gdsdata.storage.paths import absolute
 from gdsdata.storage.urls import have_urls, is_remote
@@ -99,6 +98,11 @@ def listing_of(source: Source, split: str | None = None) -> Listing:
     chosen = in_folders
     if split is not None:
         chosen, found = _of_split(split, in_folders, found)
+    if not any(map(_has_dataset, in_folders.values())):
+        found.update(path for files in chosen.values() for path in _without_beside(files))
+        return Listing(sorted(found), list(expansion.folders.values()))
+    from gdsdata.formats.saved_datasets import data_of, in_order  # late: few folders need it
+
     data = [data_of(files, in_folders[root]) for root, files in chosen.items()]
     found.update(path for one in data for path in _without_beside(one.files))
     ordered = in_order(found, [listed for one in data for listed in one.lists])
@@ -122,6 +126,12 @@ def _of_split(split: str, in_folders: dict[str, list[str]], others: set[str]) ->
         if some:
             found.update(_without_beside(files_of_split(split, common_folder(some), some)))
     return {root: files_of_split(split, root, files) for root, files in in_folders.items()}, found
+
+
+def _has_dataset(files: list[str]) -> bool:
+    """Return whether there are files that `datasets` leaves in its folders."""
+    joined = "\0".join(files)  # one search in all names is faster
+    return f"/{magics.SAVED_STATE}" in joined or f"/{magics.DATASET_INFO}" in joined
 
 
 def _without_beside(files: list[str]) -> list[str]:
