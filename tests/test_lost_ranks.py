@@ -1,6 +1,8 @@
 """A rank that dies or hangs while ranks read together: the others raise `RankLost`, all in time."""
 
+import pathlib
 import signal
+import time
 import warnings
 
 import pytest
@@ -171,6 +173,30 @@ def test_a_killed_rank_ends_the_save_on_all_others_at_once(folder, tmp_path):
         assert outcome.kind == "SaveAborted" and "save and restore together has ended" in outcome.text, outcome
         assert outcome.after_s < LONG_S / 6
     assert not list(tmp_path.glob("saved/*/manifest*"))
+
+
+def save_behind_the_removal(rank, own_folder, folder, timeout_s):
+    """Save. The last rank writes when the first one has removed the files that were begun."""
+    write = Saver._write
+
+    def late(saver, job, begun, copy):
+        begun_in = pathlib.Path(saver._folder.folder_of(begun.step))
+        while rank == RANKS - 1 and begun_in.exists():
+            time.sleep(0.01)
+        if rank == 0:
+            time.sleep(1)  # so that its neighbor knows of the loss, and has closed the connection
+        return write(saver, job, begun, copy)
+
+    if rank in (0, RANKS - 1):
+        Saver._write = late
+    return save(rank, own_folder, folder, timeout_s)
+
+
+def test_a_save_that_fails_because_others_have_removed_its_files_says_that_a_rank_is_lost(folder, tmp_path):
+    found = survivors(RANKS, save_behind_the_removal, tmp_path, Place(Saver, "_write"), KILL, LONG_S, folder, LONG_S)
+    for outcome in found:
+        assert outcome.kind == "SaveAborted" and "save and restore together has ended" in outcome.text, outcome
+        assert ("This rank failed too: " in outcome.text) is (outcome.rank == RANKS - 1)
 
 
 def test_a_rank_lost_in_dcp_load_is_warned_of_before_torch_waits_for_it(folder, tmp_path):

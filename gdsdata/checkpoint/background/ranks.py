@@ -134,12 +134,18 @@ class Ranks:
             raise RankLost(self._lost)
 
     def _exchange(self, mine: Exception | None, call: Callable[[], T]) -> T:
-        """Make an exchange, and raise the error of this rank if it has one."""
+        """Make an exchange, and raise the error of this rank if it has one.
+
+        If a rank is lost, that is the error on all others. It may be why this one failed: the rank
+        that learns of it first removes the files of a save.
+        """
         try:
             found = call()
         except RuntimeError as error:  # of gloo, which has no type of its own
             lost = self._lost_by(error)
-            raise mine or lost from error
+            if mine is None:
+                raise lost from error
+            raise RankLost(f"{lost}. This rank failed too: {type(mine).__name__}: {mine}") from mine
         if mine is not None:
             raise mine
         return found
