@@ -34,8 +34,9 @@ inline constexpr uint64_t kLeastSegmentBytes = 1 << 20;
 inline constexpr size_t kMostSegmentParts = 1024;
 
 // One io_uring worker keeps a disk busy; more of them copy from the page cache. To a GPU from 2048
-// volumes of 2 MiB, 8 have 44 to 49 GB/s and 12 have 54, the link's rate (H200). From one large
-// file 8 reach it too. A posix worker has only one request in flight, so a disk needs many workers.
+// volumes of 2 MiB, 8 have 42 to 52 GB/s and 12 have 52 to 54, the link's rate (H200). From one
+// large file 8 reach it too. A posix worker has only one request in flight, so a disk needs many
+// workers.
 inline constexpr size_t kMostUringWorkers = 8, kMostUringWorkersOfGpu = 12;
 inline constexpr size_t kPosixWorkers = 8;
 // Requests in flight. Two cores, cold volumes: 15, 32 and 64 differ by noise. 4 KiB reads need 32.
@@ -129,8 +130,8 @@ inline constexpr uint64_t kMappedFileBytes = 1 << 20;
 // Shorter files are mapped only when they are read for the second time. Two cores: a file of 1 MiB
 // takes 40 us, and 157 to 172 if it is mapped at once. With 16 or 64 MiB here, files of 16 MiB took
 // 770 to 1020 us in half of the runs, else 370 to 550. Into staging memory they are never mapped:
-// later epochs over volumes of 2 MiB had 46 to 49 GB/s by preadv2, 42 to 47 from mappings, and 31
-// to 35 while they were mapped (H200).
+// epochs over volumes of 2 MiB had 45 to 49 GB/s by preadv2, 39 to 47 from mappings, and 31 to 35
+// while they were mapped (H200).
 inline constexpr uint64_t kLongFileBytes = 8 << 20;
 // The cache lines of a record are prefetched so many records ahead, up to so many bytes. Two cores:
 // 5.2 million records/s; 3.3 with one record ahead; 2.7 without.
