@@ -115,13 +115,20 @@ def test_a_process_waits_briefly_for_another_ones_measurement(data):
     assert _workers(data) == 4
 
 
-def test_a_disturbed_measurement_is_not_kept_and_made_again(data, monkeypatch):
-    def disturbed(*_):
-        raise Disturbed("somebody else was busy")
+@pytest.mark.parametrize("error", [Disturbed("somebody else was busy"), OSError("no space is left")])
+@pytest.mark.filterwarnings("ignore:.*no space is left")
+def test_a_failed_measurement_is_not_kept_and_made_again_a_day_later(data, monkeypatch, error):
+    calls = []
 
-    monkeypatch.setattr(calibration, "calibrate", disturbed)
-    assert _workers(data) == 0 and calibration.load() == {}
+    def failing(*_):
+        calls.append(1)
+        raise error
+
+    monkeypatch.setattr(calibration, "calibrate", failing)
+    assert [_workers(data), _workers(data)] == [0, 0] and calibration.load() == {}
+    assert len(calls) == 1, "each data set waited for a measurement of its own"
     monkeypatch.setattr(calibration, "calibrate", lambda *_: FOUND)
+    monkeypatch.setattr(calibration, "_RETRY_S", 0)
     assert _workers(data) == 4 and calibration.load() == {"a GPU": FOUND}
 
 

@@ -122,6 +122,9 @@ def test_the_calibration_that_is_kept_is_shown(tmp_path, monkeypatch):
     place = doctor.Place(str(tmp_path))
     assert doctor.serving.calibration(host, place).answer == "unknown"
     kept = calibration.place_of(str(tmp_path), torch.device("cuda", 0))
+    calibration._keep_given_up(kept)
+    found = doctor.serving.calibration(doctor.ThisHost(host._probes, host._limits_s), place)
+    assert found.answer == "unknown" and "within the last day a measurement failed" in found.evidence
     calibration._keep(kept, calibration.Calibration(workers=4, gb_per_s={"page cache, 4 workers": 50.0}, seconds=0.6))
     found = doctor.serving.calibration(doctor.ThisHost(host._probes, host._limits_s), place)
     assert found.answer == "yes" and "workers=4" in found.evidence

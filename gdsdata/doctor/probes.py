@@ -188,7 +188,7 @@ def kept_calibration(path: str) -> dict[str, Any]:
         return {"error": "on the CPU nothing has to be measured"}
     place = calibration.place_of(path, engine.resolved("cuda"))
     found = calibration.load().get(place)
-    return {"place": place, "kept": asdict(found) if found else None}
+    return {"place": place, "kept": asdict(found) if found else None, "given_up": calibration.given_up_lately(place)}
 
 
 _AT_FDCWD, _STATX_DIOALIGN, _STATX_BYTES = -100, 0x2000, 256

@@ -119,11 +119,15 @@ def calibration(host: Host, place: Place) -> Answer:
         return unknown((found or {}).get("error", "it was not looked for"))
     kept = found["kept"]
     if kept is None:
+        evidence, command = f"nothing is kept for {found['place']}", "python -m gdsdata.io.calibration FILE"
+        if found.get("given_up"):
+            evidence += ": within the last day a measurement failed, was disturbed, or took longer than 0.3 s"
+            return unknown(evidence, f"{command} measures without a limit of time")
         remedy = (
             "it is measured when a data set of 256 MiB and more is opened for this GPU, if that takes no longer than "
-            "0.3 s; beforehand by python -m gdsdata.io.calibration FILE"
+            f"0.3 s; beforehand by {command}"
         )
-        return unknown(f"nothing is kept for {found['place']}", remedy)
+        return unknown(evidence, remedy)
     said = ", ".join(
         f"{name}={kept[name] or 'default'}" for name in ("backend", "workers", "queue_depth", "segment_bytes")
     )

@@ -8,8 +8,8 @@ nothing. A value that a program sets is never replaced.
 
 One process of a node measures at a time, under a lock. A data set's constructor waits for the
 result for at most `CONSTRUCTOR_S`. If the measurement takes longer or is disturbed, it is dropped,
-and the defaults are used. To measure beforehand, without that limit, run
-``python -m gdsdata.io.calibration FILE --device cuda:0``.
+the defaults are used, and no constructor measures for a day. To measure beforehand, without that
+limit, run ``python -m gdsdata.io.calibration FILE --device cuda:0``.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _MOST_OTHER_CORES = 1.0
 # A data set's constructor waits at most this long for a measurement, its own or another process's.
 CONSTRUCTOR_S = 0.3
 _LOOK_S = 0.01
-# After a constructor gave up, no other one measures for this long.
+# After a constructor got no result, no other one measures for this long.
 _RETRY_S = 24 * 3600
 # Results without a measurement, by options, device and file system. A new measurement clears them.
 # Another lookup would take longer than a short read.
@@ -127,8 +127,7 @@ def _calibrated(options: EngineOptions, path: str, device: torch.device, measure
 def _measured_within(seconds: float, path: str, device: torch.device, place: str) -> Calibration | None:
     """Return what a process of this node measures in time; None: the defaults."""
     ends = time.monotonic() + seconds
-    # One in the future is of a clock that was wrong.
-    if 0 <= time.time() - kept_entries().get("given_up", {}).get(place, 0) < _RETRY_S:
+    if given_up_lately(place):
         return None
     try:
         lock = lock_of_node()
@@ -171,6 +170,7 @@ def _measured_within(seconds: float, path: str, device: torch.device, place: str
         return None
     if isinstance(measured[0], Calibration):
         return measured[0]
+    _keep_given_up(place)  # or each data set would wait for it
     if not isinstance(measured[0], Disturbed):
         engine.warn_once(f"calibration of {place} failed, the defaults are used: {measured[0]}")
     return None
@@ -309,6 +309,12 @@ def _keep(key: str, calibration: Calibration) -> None:
 
 def _keep_given_up(key: str) -> None:
     change_entry("given_up", key, time.time())
+
+
+def given_up_lately(place: str) -> bool:
+    """Return whether a constructor got no result within the last day, so that none measures now."""
+    # One in the future is of a clock that was wrong.
+    return 0 <= time.time() - kept_entries().get("given_up", {}).get(place, 0) < _RETRY_S
 
 
 def place_of(path: str, device: torch.device) -> str:
