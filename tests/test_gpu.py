@@ -32,6 +32,7 @@ import gdsdata
 from gdsdata import EngineOptions, GDSDataset, Reading, read_tensor, write_tensor
 from gdsdata.errors import BackendUnavailable, CorruptData, EngineClosed, IoError
 from gdsdata.formats import Records, Tokens
+from gdsdata.io import engine
 
 pytestmark = pytest.mark.gpu
 
@@ -258,6 +259,27 @@ def test_an_error_of_the_disk_is_raised_at_its_batch_and_the_next_epoch_works(tm
     write_records(tmp_path / "0.bin", 4 * BATCHES, RECORD_BYTES)
     dataset.set_epoch(0)
     assert_same_batches(dataset, epoch_of(records))
+
+
+@pytest.mark.parametrize("format_name, steps", [("Records", ["engine", "index"]), ("Parquet", ["index", "engine"])])
+def test_the_engine_gets_its_memory_while_files_are_indexed_if_they_are_read_to_the_gpu(
+    tmp_path, records, monkeypatch, format_name, steps
+):
+    kind, made, found = getattr(gdsdata.formats, format_name), engine._engine.Engine, []
+    index = kind.index
+    monkeypatch.setattr(engine._engine, "Engine", lambda **options: found.append("engine") or made(**options))
+    monkeypatch.setattr(kind, "index", lambda format, paths: found.append("index") or index(format, paths))
+    reading = Reading(EngineOptions(queue_depth=37))  # no other data set has this engine
+    if format_name == "Parquet":
+        pyarrow = pytest.importorskip("pyarrow")
+        from pyarrow import parquet
+
+        parquet.write_table(pyarrow.table({"n": range(8)}), tmp_path / "0.parquet")
+        dataset = GDSDataset(tmp_path / "0.parquet", 4, device="cuda", reading=reading)
+    else:
+        dataset = read(tmp_path, reading=reading)
+    assert found == steps
+    assert len(list(dataset)) == len(dataset) and found == steps
 
 
 def test_statistics_name_what_happened(tmp_path, records):

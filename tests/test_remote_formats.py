@@ -44,7 +44,7 @@ def folder(tmp_path):
 
 
 def indexed(source, format=None, index_cache=None, skipped=None):
-    return Indexing(source, format, skipped, index_cache, False).indexed()
+    return Indexing(source, format, skipped, index_cache, False).indexed(lambda format, path: None)
 
 
 def said(found):

@@ -79,10 +79,25 @@ def test_a_run_ends_with_its_data(folder, tmp_path):
     assert {one.name for one in (tmp_path / "checkpoint").iterdir()} == {"step-3"}
 
 
-def ranks_of(folder, run):
-    code, said = torchrun(2, script.__file__, folder, run, OMP_NUM_THREADS="1")
+def ranks_of(folder, run, ranks=2, device="cpu"):
+    code, said = torchrun(ranks, script.__file__, folder, run, device, OMP_NUM_THREADS="1")
     assert code == 0, said
-    return [json.loads((folder / f"{run}-rank-{rank}.json").read_text()) for rank in range(2)]
+    return [json.loads((folder / f"{run}-rank-{rank}.json").read_text()) for rank in range(ranks)]
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_on_gpus_a_run_that_was_stopped_resumes_with_the_same_losses(folder, tmp_path, ranks):
+    if torch.cuda.device_count() < ranks:
+        pytest.skip(f"needs {ranks} GPUs")
+    (tmp_path / "tokens.bin").symlink_to(folder / "tokens.bin")
+    (whole, *_), (stopped, *_), (resumed, *_) = (
+        ranks_of(tmp_path, run, ranks, "cuda") for run in ("whole", "stopped", "resumed")
+    )
+    assert [*stopped, *resumed] == [*map(str, range(1, 9)), *map(str, range(7, 13))]
+    assert {**stopped, **resumed} == whole
+    assert whole["12"] < whole["1"]
 
 
 @pytest.mark.slow

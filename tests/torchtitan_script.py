@@ -1,14 +1,15 @@
-"""Torchtitan's trainer on the CPU, configured by examples/integrations/train_torchtitan.py.
+"""Torchtitan's trainer, configured by examples/integrations/train_torchtitan.py.
 
-    torchrun --standalone --nproc-per-node=2 tests/torchtitan_script.py FOLDER RUN
+    torchrun --standalone --nproc-per-node=2 tests/torchtitan_script.py FOLDER RUN DEVICE
 
-RUN is whole, stopped, resumed or failing. Each rank writes FOLDER/RUN-rank-R.json.
+RUN is whole, stopped, resumed or failing, and DEVICE is cpu or cuda. Each rank writes
+FOLDER/RUN-rank-R.json.
 
 The trainer wants a GPU. `on_cpu` replaces what asks for one: the kind of device, the statistics of
-its memory, and a barrier with device numbers. Two more parts of the model are replaced because
-torch has them for GPUs only: FlexAttention's backward pass, by torch's plain attention, and the
-scaling within NCCL's reductions, by sums. So these tests show neither CUDA graphs, nor copies from
-GPUs to pinned memory, nor NCCL.
+its memory, and a barrier with device numbers. The scaling within NCCL's reductions is replaced by
+sums there. So runs on the CPU show neither copies from GPUs to pinned memory nor NCCL. On both
+devices torch's plain attention takes the place of FlexAttention, which has no backward pass on the
+CPU, and wants a compiler on a GPU.
 """
 
 import json
@@ -24,6 +25,7 @@ import torch
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples" / "integrations"
 STEPS, INTERVAL, STOP_AT = 12, 3, 8  # steps; the last checkpoint before the stop is of step 6
 GLOBAL_BATCH, SEQ_LEN, BATCHES = 4, 64, 5  # so the stop is in the second epoch
+sys.path.insert(0, str(EXAMPLES))  # where torchtitan finds the module train_torchtitan
 
 
 def on_cpu():
@@ -45,7 +47,6 @@ def on_cpu():
 
     metrics.build_device_memory_monitor = Memory
     of_groups.set_pg_timeouts = lambda **_: None
-    sys.path.insert(0, str(EXAMPLES))
 
 
 def write_data(folder):
@@ -71,6 +72,7 @@ def configured(folder, place, *options):
         layer.attention.inner_attention = ScaledDotProductAttention.Config()
     config.model_spec.model.layers = layers
     config.activation_checkpoint = None
+    config.debug.deterministic = True
     return config
 
 
@@ -79,9 +81,10 @@ def train(config, stop_at=None):
     from torch.distributed.fsdp import FSDPModule
 
     trainer, losses = config.build(), {}
-    for module in trainer.model_parts[0].modules():
-        if isinstance(module, FSDPModule):
-            module.set_force_sum_reduction_for_comms(True)
+    if trainer.device.type == "cpu":
+        for module in trainer.model_parts[0].modules():
+            if isinstance(module, FSDPModule):
+                module.set_force_sum_reduction_for_comms(True)
     trainer.metrics_processor.log = lambda step, loss, *_, **__: losses.update({step: loss})
     if stop_at is not None:
         trainer.should_continue_training = lambda: trainer.step < stop_at
@@ -118,8 +121,9 @@ def failing(folder):
 
 if __name__ == "__main__":
     warnings.filterwarnings("ignore")
-    on_cpu()
-    here, what = Path(sys.argv[1]), sys.argv[2]
+    here, what, device = Path(sys.argv[1]), *sys.argv[2:4]
+    if device == "cpu":
+        on_cpu()
     found = failing(here) if what == "failing" else run(what, here)
     (here / f"{what}-rank-{os.environ['RANK']}.json").write_text(json.dumps(found))
     torch.distributed.destroy_process_group()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from gdsdata.formats.index import Format, SampleIndex
@@ -51,8 +51,11 @@ class Indexing:
         if index_cache is not None and is_kept_format(format):
             self._kept = KeptIndex(source, format, index_cache, __version__, split)
 
-    def indexed(self) -> Indexed:
+    def indexed(self, on_format: Callable[[Format, str], object]) -> Indexed:
         """Return the index.
+
+        Args:
+            on_format: called with the format and the first file before files are indexed anew.
 
         Raises:
             FileNotFoundError, IoError, CorruptData, ValueError: as `listing_of`, `recognise` and
@@ -61,7 +64,7 @@ class Indexing:
         if self._is_remote:
             self._list()
         if self._kept is None:
-            return self._new()
+            return self._new(on_format)
         if found := self._found(self._kept):
             return found
         if self._shared:
@@ -69,8 +72,8 @@ class Indexing:
                 if found := self._found(self._kept):
                     return found
                 if is_first:
-                    return self._new()
-        return self._new()  # another process made it, and it was not worth keeping: all make it at once
+                    return self._new(on_format)
+        return self._new(on_format)  # another process made it, and it was not worth keeping: all make it at once
 
     def forget(self) -> None:
         """Index the same files anew the next time: they are not as their index says."""
@@ -97,11 +100,12 @@ class Indexing:
         self._listing = Listing(paths, [])
         return paths, format, index
 
-    def _new(self) -> Indexed:
+    def _new(self, on_format: Callable[[Format, str], object]) -> Indexed:
         begun_ns, begun = time.time_ns(), time.monotonic()
         listing = self._listing or listing_of(self._source, self._split)
         self._listing, paths = listing, list(listing.paths)
         format = self._format or self._recognised(paths)
+        on_format(format, paths[0])
         left_out = 0
         if self._skipped is None:
             with bar("indexing", unit="files"):

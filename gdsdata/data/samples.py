@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import get_worker_info
 
 from gdsdata.data import arguments
 from gdsdata.data.batches.reader import Reader
 from gdsdata.data.batches.settings import BatchSettings
-from gdsdata.data.batches.source import BatchSource, RingSource
+from gdsdata.data.batches.source import BatchSource, RingSource, calibrated_for
 from gdsdata.data.indexing import Indexing
 from gdsdata.data.order import choice
 from gdsdata.data.order.epoch import Epoch
@@ -17,6 +19,8 @@ from gdsdata.data.order.permutation import Order
 from gdsdata.data.ranks import Ranks, Share
 from gdsdata.data.split import Split, part_of
 from gdsdata.formats.index import Format, Index, SampleIndex
+from gdsdata.io import engine
+from gdsdata.io.engine import Engine
 from gdsdata.io.options import EngineOptions
 
 # Modules that only some data sets need are imported by these: a program pays for what it uses.
@@ -225,17 +229,29 @@ class Samples:
     # ----------------------------------------------------------------------------------------------------- its parts
 
     def _index_files(self) -> SampleIndex:
-        self._index = index = self._indexed()
+        early: list[Engine] = []
+        self._index = index = self._indexed(lambda format, path: early.extend(self._begun_engine(format, path)))
         self._data_identity = None
         self._choice.begin(index, self.share.world_size, self._ranks.are_given)
         self._make_order()
         self._make_source()
+        if early:
+            self.source.open()  # it has the engine from now on
         return index
 
-    def _indexed(self) -> SampleIndex:
+    def _begun_engine(self, format: Format, path: str) -> list[Engine]:
+        """Return a GPU's engine, which pins its memory while files like ``path`` are indexed."""
+        settings = self.settings
+        if settings.device.type != "cuda" or get_worker_info() or getattr(format, "decoded_on_cpu", False):
+            return []
+        begun = engine.shared_engine(calibrated_for(path, settings.options, settings.device, False), settings.device)
+        begun.prepare()
+        return [begun]
+
+    def _indexed(self, on_format: Callable[[Format, str], object]) -> SampleIndex:
         if self.settings.remote is not None:
             self.settings.remote.take_effect()
-        self.paths, self.format, index = self._indexing.indexed()
+        self.paths, self.format, index = self._indexing.indexed(on_format)
         if not len(index):
             raise ValueError(f"no samples in {self.paths[0]} (of {len(self.paths)} files)")
         arguments.check_index(index, self.format, self.settings.collate, self.settings.decode)

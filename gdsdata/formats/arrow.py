@@ -23,7 +23,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, TypeAlias
+from typing import ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -74,6 +74,7 @@ class Arrow:
 
     columns: tuple[str, ...] | None = None
     fill_null: FillNull = None
+    decoded_on_cpu: ClassVar[bool] = True  # if some column needs it
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "columns", checked_names(self.columns, self))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from gdsdata.errors import CorruptData
 from gdsdata.formats.columns import (
@@ -72,6 +72,7 @@ class Parquet:
 
     columns: tuple[str, ...] | None = None
     fill_null: FillNull = None
+    decoded_on_cpu: ClassVar[bool] = True  # the engine of a GPU does not read them
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "columns", checked_names(self.columns, self))

@@ -102,12 +102,8 @@ class BatchSource(ABC, Generic[IndexT]):
     def _calibrated_options(self) -> EngineOptions:
         if self._reads_to.type == "cpu":  # for which nothing is calibrated
             return self.settings.options
-        from gdsdata.io.calibration import calibrated
-
         largest = self.index.paths[int(self.index.size_bytes.argmax())]
-        if is_remote(largest):  # what a network needs is not measured on a disk
-            return self.settings.options
-        return calibrated(self.settings.options, largest, self._reads_to)
+        return calibrated_for(largest, self.settings.options, self._reads_to)
 
     def _pieces(self, epoch: Epoch) -> OpenPieces | None:
         """Return the chunks that a lane shuffle reads ahead."""
@@ -168,6 +164,15 @@ class BatchSource(ABC, Generic[IndexT]):
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for worker processes, which open their own engine and files."""
         return {**self.__dict__, "_kept": None, "_spare_pieces": None}
+
+
+def calibrated_for(path: str, options: EngineOptions, device: torch.device, measure: bool = True) -> EngineOptions:
+    """Return `calibrated` options for a file, or for an object the options as they are."""
+    if is_remote(path):  # what a network needs is not measured on a disk
+        return options
+    from gdsdata.io.calibration import calibrated
+
+    return calibrated(options, path, device, measure)
 
 
 class RingSource(BatchSource[Index]):
