@@ -45,6 +45,7 @@ from types import CodeType, ModuleType
 from typing import Any, NoReturn
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+PATHS_AT_START = tuple(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
 MODULES = ("torch.utils.data", "torch.distributed.checkpoint", "torch.distributed.run")
 GDSDATA = ("gdsdata", "gdsdata.data.dataset", "gdsdata.formats.records", "gdsdata.checkpoint.background.checkpointer")
 GDSDATA += ("gdsdata.checkpoint.loading", "gdsdata.checkpoint.torch_zip.archive_writer", "gdsdata.bench.measure.system")
@@ -138,7 +139,7 @@ class Server:
     def started(cls, modules: Sequence[str]) -> "Server":
         requests, theirs = socket.socketpair()
         begin = f"exec(*__import__('quick_programs').serve({modules}))"
-        paths = [str(Path(__file__).parent), str(REPOSITORY)]
+        paths = [str(Path(__file__).parent), str(REPOSITORY), *PATHS_AT_START]  # torch may be in one of them
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), WHOLE_END: "1"}
         for name in ("OMP_NUM_THREADS", NESTED, IMPORTS):
             environment.pop(name, None)
@@ -311,7 +312,7 @@ def _become(request: int, *descriptors: int) -> CodeType:
     if program["unbuffered"]:
         sys.stdout.reconfigure(write_through=True)
     kind, *arguments = program["arguments"]
-    ours = {str(Path(__file__).parent), str(REPOSITORY)}
+    ours = {str(Path(__file__).parent), str(REPOSITORY), *PATHS_AT_START}
     paths = [path for path in program["environment"].get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.path[:] = [*paths, *(path for path in sys.path if path and path not in ours)]
     if kind == "-c":

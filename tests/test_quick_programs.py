@@ -140,6 +140,13 @@ def test_programs_share_a_server_that_has_imported_what_they_ask_for(monkeypatch
     assert said() == without and set(quick_programs._servers) == servers
 
 
+def test_a_server_finds_modules_where_this_process_found_them(monkeypatch, tmp_path):
+    (tmp_path / "only_here.py").write_text("VALUE = 7")
+    monkeypatch.setattr(quick_programs, "PATHS_AT_START", (str(tmp_path),))
+    with quick_programs.importing("only_here"):
+        assert outcome(FORK, ["-c", "import sys; print(sys.modules['only_here'].VALUE)"]) == (0, "7\n", "")
+
+
 FOLLOWS = "import sys, torch; print(sys.dont_write_bytecode, torch.get_num_threads() == 1)"
 
 
