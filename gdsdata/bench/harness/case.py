@@ -66,7 +66,6 @@ class Case:
     # Figures that compare a table's rows with one of them: the figure, the other row's key, and the
     # kinds of sources that have it (empty: all).
     ratios: tuple[tuple[str, str, tuple[str, ...]], ...] = ()
-    samples_memory = True  # else the row does, of its own processes
     has_folder = False  # whether a run has files of its own, in `files_folder`
     sources: Callable[[], Iterable[Any]]
     of_runs: tuple[str, ...] = ()  # fields of runs, whose spread is a field of a row
@@ -122,8 +121,12 @@ class Case:
     def run(self, row):
         """Run the row once, with the page cache as the table wants it."""
         resident = self.with_cache(self.read_by(row), row.table.cache)
-        found = row.process.run(self.samples_memory, dtype=row.table.dtype, cache=row.table.cache)
+        found = row.process.run(dtype=row.table.dtype, cache=row.table.cache)
         return found | {"resident_before": resident}
+
+    def row_process(self, key):
+        """Start the process of a row."""
+        return RowProcess(self.log)
 
     def find(self, key):
         """Return the class of that key; ValueError if there is none."""
@@ -189,7 +192,7 @@ class Case:
 
     def process(self, name):
         if name not in self.processes:
-            self.processes[name] = RowProcess(self.log)
+            self.processes[name] = RowProcess(self.log) if name == "limits" else self.row_process(name)
         return self.processes[name]
 
     def end_rows(self):

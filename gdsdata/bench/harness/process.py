@@ -113,12 +113,12 @@ class RowProcess:
         end = time.monotonic() + timeout
         while not self.pipe.poll(SAMPLING_SECONDS if sample_memory else 1.0):
             if sample_memory:
-                self.peak_bytes = max(self.peak_bytes, system.tree_bytes(self.process.pid))
+                self.note_memory()
             if time.monotonic() > end:
                 self.kill()
                 raise RowFailed(f"no answer for {timeout} s: the process was ended; see rows.log")
         if sample_memory:
-            self.peak_bytes = max(self.peak_bytes, system.tree_bytes(self.process.pid))
+            self.note_memory()
         try:
             answer = self.pipe.recv()
         except (EOFError, ConnectionResetError):
@@ -132,22 +132,23 @@ class RowProcess:
         self.send(do, **command)
         return self.receive()
 
-    def run(self, sample_memory=True, **command):
-        """Return a timed run's answer, and cpu_seconds, peak_bytes and others_cores.
+    def memory_bytes(self):
+        return system.tree_bytes(self.process.pid)
 
-        Without `sample_memory`, the answer itself has peak_bytes.
-        """
-        before = self.peak_bytes = system.tree_bytes(self.process.pid) if sample_memory else 0
+    def note_memory(self):
+        self.peak_bytes = max(self.peak_bytes, self.memory_bytes())
+
+    def run(self, **command):
+        """Return a timed run's answer, and cpu_seconds, peak_bytes and others_cores."""
+        before = self.peak_bytes = self.memory_bytes()
         clock, machine, here = time.monotonic(), system.machine_cpu_seconds(), system.cpu_seconds()
         self.send("run", **command)
-        result = self.receive(sample_memory)
+        result = self.receive(sample_memory=True)
         result |= self.ask("close")
         own = result["cpu_seconds"] + result.pop("untimed_cpu_seconds", 0.0) + system.cpu_seconds() - here
         used = system.machine_cpu_seconds() - machine - own
-        result["others_cores"] = max(0.0, used) / (time.monotonic() - clock)
-        if sample_memory:
-            result["peak_bytes"] = self.peak_bytes - before
-        return result
+        others_cores = max(0.0, used) / (time.monotonic() - clock)
+        return result | {"others_cores": others_cores, "peak_bytes": self.peak_bytes - before}
 
     def dismiss(self):
         """Let it end after its last command."""

@@ -1,5 +1,7 @@
 """The bench's side of case=replicas: each kind of work is a source of its own."""
 
+from gdsdata.bench.cases.load.case import checkpoint_of
+from gdsdata.bench.cases.replicas.ranks import Ranks
 from gdsdata.bench.data import checkpoints, sources
 from gdsdata.bench.data.made import PIECE_BYTES
 from gdsdata.bench.harness.case import Case
@@ -18,7 +20,7 @@ class Volumes(sources.DataSet):
 
 
 class Replicas(Case):
-    ratios, samples_memory, reads_once = (("ratio_to_alone", "gdsdata_alone", ()),), False, True
+    ratios, reads_once = (("ratio_to_alone", "gdsdata_alone", ()),), True
 
     def sources(self):
         if lack := self.case.lack(self.device):
@@ -31,21 +33,20 @@ class Replicas(Case):
                     volumes = sources.source_for("npy", self.settings.data, advance)
                 yield Volumes(name, volumes, self.case.batch_size)
             else:
-                made = made or self.checkpoint()
+                made = made or checkpoint_of(self, "pt" in self.case.work)
                 yield checkpoints.in_format(name, made, self.settings.data)
-
-    def checkpoint(self):
-        with self.progress.bytes("data: checkpoint", self.settings.data.size_bytes) as advance:
-            made = checkpoints.checkpoint_for(self.settings.data, self.case, "pt" in self.case.work, advance)
-        with self.progress.bytes("checksums", made.bytes) as advance:
-            made.checksums = checkpoints.checksums_of(made, advance)
-        return made
 
     def facts(self, source):
         return super().facts(source) | {"ranks": self.case.ranks}
 
     def host_bytes(self, source):
         return source.bytes + PIECE_BYTES
+
+    def row_process(self, key):
+        return Ranks(self.log, self.case, self.device)
+
+    def row_class(self, source):
+        return f"{__package__}.rank:{'VolumesRank' if source.kind == 'volumes' else 'TensorsRank'}"
 
     def run(self, row):
         row.process.ask("open", dtype=row.table.dtype)
@@ -63,7 +64,7 @@ class Replicas(Case):
             names.append("pinned_copies")
         try:
             if OF_RANKS not in self.processes:
-                command = self.load_command(table.source) | {"row": f"{__package__}.row:LimitsRow"}
+                command = self.load_command(table.source) | {"row": f"{__package__}.rank:LimitsRank"}
                 self.process(OF_RANKS).ask("load", key=OF_RANKS, **command)
             return {name: self.processes[OF_RANKS].ask(name, seconds=seconds) for name in names}
         except RowFailed as failed:

@@ -1,6 +1,7 @@
 """One rank of a row of case=replicas, in a process of its own."""
 
 import datetime
+import os
 import time
 from typing import Any
 
@@ -23,6 +24,8 @@ class Rank(Row):
     """
 
     def __init__(self, rank, parent, port, **of_row):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # All are on this host.
+        os.environ.setdefault("LOCAL_WORLD_SIZE", str(of_row["settings"].ranks))  # as a launcher says it
         super().__init__(**of_row)
         self.join(rank, self.settings.ranks, parent, port)
 
@@ -69,7 +72,9 @@ class TensorsRank(Rank, LoadRow):
         device.reserve(self.device, self.source.bytes)  # No row is timed for getting it from the driver.
 
     def warm(self):
-        """Do nothing: the row's process has done so for all ranks."""
+        """Have one rank warm the files; the others wait for it in `construct`."""
+        if dist.get_rank() == 0:
+            super().warm()
 
     def verify(self, dtype):
         try:

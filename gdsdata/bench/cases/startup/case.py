@@ -33,10 +33,8 @@ PACKAGE = Path(gdsdata.__file__).parent
 class Startup(Case):
     has_folder, most_touched, of_runs = True, 0, ("to_first_batch_s", "own_s", "cpu_seconds")
 
-    def process(self, name):
-        if name == "limits":
-            return super().process(name)
-        return self.processes.setdefault(name, Script(self.log, name, self.find(name)))
+    def row_process(self, key):
+        return Script(self.log, key, self.find(key))
 
     def sources(self):
         settings = self.settings.data
