@@ -9,7 +9,7 @@ from test_bench_remote import access_of
 
 from gdsdata.bench.cases.remote.checkpoints import StoredCheckpointRow
 from gdsdata.bench.cases.remote.settings import RemoteSettings
-from gdsdata.bench.cases.remote.sources import SUFFIXES, Checkpoints, put_checkpoint
+from gdsdata.bench.cases.remote.sources import SUFFIXES, Checkpoints, SavedCheckpoints, put_checkpoint
 from gdsdata.bench.data import objects
 from gdsdata.bench.data.checkpoints import State
 from gdsdata.bench.data.made import DataError
@@ -33,7 +33,8 @@ def access(seaweedfs, monkeypatch):
 
 
 def checkpoint_row(key, kind, access, tmp_path, urls=None):
-    source = Checkpoints(kind, objects.Objects(access, [], [], [], ""), 0, STATE, tmp_path, urls)
+    source_class = {"load": Checkpoints, "save": SavedCheckpoints}[kind]
+    source = source_class(kind, objects.Objects(access, [], [], [], ""), 0, STATE, tmp_path, urls)
     return StoredCheckpointRow(key, source, RemoteSettings(), {}, "cpu")
 
 

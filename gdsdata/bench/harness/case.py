@@ -10,6 +10,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from gdsdata.bench.data import sources
 from gdsdata.bench.data.made import data_folder
 from gdsdata.bench.harness.folders import temporary_folder
 from gdsdata.bench.harness.process import ENDING_SECONDS, MODULE_ARGUMENTS, RowFailed, RowProcess, without_interrupts
@@ -189,6 +190,12 @@ class Case:
         results["seconds"] = time.monotonic() - started
         results["verified"] = bool(results["rows"]) and all(row["verified"] for row in results["rows"])
         return results
+
+    def data_set(self, kind, settings=None, files=1):
+        """Return the Source of "tokens" or "npy": the settings' own, or made."""
+        settings = settings or self.settings.data
+        with self.progress.bytes(f"data: {kind}", settings.size_bytes) as advance:
+            return sources.source_for(kind, settings, advance, files)
 
     def process(self, name):
         if name not in self.processes:

@@ -31,8 +31,7 @@ class Loader(Copying):
             kinds = [sources.kind_of(settings.path)] if settings.path else ["tokens", "npy"]
         for kind in kinds:
             for files in settings.files if kind == "tokens" else [1]:
-                with self.progress.bytes(f"data: {kind}", settings.size_bytes) as advance:
-                    source = sources.source_for(kind, settings, advance, files)
+                source = self.data_set(kind, files=files)
                 data_set = f"{kind} in {len(source.files):,} file{'s' * (len(source.files) > 1)}"
                 for batch_size in self.batch_sizes(source):
                     yield Batches(f"{data_set}, batch {batch_size}", source, batch_size, data_set=data_set)

@@ -9,9 +9,8 @@ import dataclasses
 import functools
 
 from gdsdata.bench.cases.checkpoint import stock
-from gdsdata.bench.cases.remote import shards
-from gdsdata.bench.cases.remote.sources import SUFFIXES, Checkpoints, Pieces, Shards, put_checkpoint
-from gdsdata.bench.data import objects, sources
+from gdsdata.bench.cases.remote import shards, sources
+from gdsdata.bench.data import objects
 from gdsdata.bench.data.checkpoints import State
 from gdsdata.bench.data.copies import copied
 from gdsdata.bench.data.made import DataError, data_folder, need_space
@@ -67,7 +66,7 @@ class Remote(Case):
             found = self.made_objects()
         lengths = {"ranges": self.case.range_bytes, "objects": 0, "samples": self.case.sample_bytes}
         for work in wanted:
-            source = Pieces(work, found, lengths[work])
+            source = sources.Pieces(work, found, lengths[work])
             if not source.pieces(0):
                 raise ValueError(f"case.{work[:-1]}_bytes={source.length}: no object has so many bytes")
             yield source
@@ -78,16 +77,15 @@ class Remote(Case):
                 yield self.made_shards(work)
 
     def made_shards(self, work):
-        settings, count = self.settings.data, {}
+        settings, count, source_class = self.settings.data, {}, sources.Shards
         if work == "first_batch":
-            count = {"shards": self.case.shards}
+            count, source_class = {"shards": self.case.shards}, sources.FirstBatches
             size_bytes = BATCH_SAMPLE_BYTES * self.case.shard_samples * self.case.shards
             settings = dataclasses.replace(settings, shape=BATCH_SHAPE, size_bytes=size_bytes)
-        with self.progress.bytes("data: npy", settings.size_bytes) as advance:
-            volumes = sources.source_for("npy", settings, advance)
+        volumes = self.data_set("npy", settings)
         self.copying = work, count
         self.copies: dict[str, shards.StoredSource] = {}
-        return Shards(work, self.copy_of(volumes, "tar").objects, 0, volumes, self.case.batch_size, self.copies)
+        return source_class(work, self.copy_of(volumes, "tar").objects, 0, volumes, self.case.batch_size, self.copies)
 
     def copy_of(self, volumes, kind):
         """Return the StoredSource of a copy in another format, which is put once."""
@@ -112,15 +110,16 @@ class Remote(Case):
         folder, urls = self.files_folder, {}
         loaded = objects.Objects(self.access, [], [], [], "put by botocore")
         values = dataclasses.replace(state).make("cpu")  # a copy, whose bits do not go to rows
-        for form in SUFFIXES:
+        for form in sources.SUFFIXES:
             if not registry.missing(stock.reader_of(form)):
                 with self.progress.step(f"put: checkpoint as {form}"):
-                    urls[form], stored = put_checkpoint(self.access, values, form, folder)
+                    urls[form], stored = sources.put_checkpoint(self.access, values, form, folder)
                 loaded.keys += stored.keys
                 loaded.sizes += stored.sizes
         del values
-        yield Checkpoints("load", loaded, 0, state, folder, urls)
-        yield Checkpoints("save", objects.Objects(self.access, ["saved/"], [state.bytes], [], ""), 0, state, folder)
+        yield sources.Checkpoints("load", loaded, 0, state, folder, urls)
+        saved = objects.Objects(self.access, ["saved/"], [state.bytes], [], "")
+        yield sources.SavedCheckpoints("save", saved, 0, state, folder)
 
     def made_objects(self):
         settings, count = self.settings.data, self.case.objects
@@ -137,11 +136,11 @@ class Remote(Case):
         return summary | store | {"first_file": source.objects.urls[0], "piece_bytes": source.length}
 
     def caches(self, source):
-        return [state for state in source.cache_states() if state in self.case.cache or state == "new"]
+        return [state for state in source.cache_states if state in self.case.cache or state == "new"]
 
     def start(self, source, names):
         failures = {}
-        if isinstance(source, Shards):
+        if isinstance(source, sources.Shards):
             for name in names:
                 try:
                     self.copy_of(source.source, registry.find("remote", name, source.kind).stored_as)

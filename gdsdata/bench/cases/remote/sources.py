@@ -5,7 +5,7 @@ import os
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -21,24 +21,19 @@ PART_BYTES = 8 * 2**20  # that raw sockets move of a checkpoint
 
 
 @dataclass
-class Stored(CaseSource):
-    """Objects, and how they are read."""
+class Pieces(CaseSource):
+    """Objects that are read whole, or in pieces of a length."""
+
+    row: ClassVar[str] = "row:RemoteRow"  # the row's side: module:Class of this package
+    cache_states: ClassVar[tuple[str, ...]] = ("cold",)
 
     kind: str
     objects: objects.Objects
     length: int = 0  # of a piece; 0: whole objects
 
     @property
-    def row(self):
-        """Return the row's side: module:Class of this package."""
-        return "row:RemoteRow"
-
-    @property
     def files(self):
         return self.objects.urls
-
-    def cache_states(self):
-        return ["cold"]
 
     @property
     def dtype(self):
@@ -49,11 +44,16 @@ class Stored(CaseSource):
         return self.objects.file_bytes
 
     def summary(self):
-        return self.objects.summary()
+        of_length = f", in pieces of {system.size_text(self.length)}, shuffled" if self.length else ""
+        return f"{self.objects.summary()}{of_length}"
 
     def pieces(self, seed):
-        """Return what raw sockets fetch, which is the limit."""
-        return self.objects.whole()
+        """Return what is read, and what raw sockets fetch, which is the limit."""
+        if not self.length:
+            return self.objects.whole()
+        pieces = self.objects.pieces(self.length)
+        random.Random(seed).shuffle(pieces)
+        return pieces
 
     def limits(self, table, case, seconds):
         """Measure raw sockets, each number of connections for `seconds`."""
@@ -73,32 +73,15 @@ def by_connections(case, measure):
     }
 
 
-class Pieces(Stored):
-    def summary(self):
-        return super().summary() + (f", in pieces of {system.size_text(self.length)}, shuffled" if self.length else "")
-
-    def pieces(self, seed):
-        if self.kind == "objects":
-            return self.objects.whole()
-        pieces = self.objects.pieces(self.length)
-        random.Random(seed).shuffle(pieces)
-        return pieces
-
-
 @dataclass
-class Shards(Stored):
+class Shards(Pieces):
     """Volumes as files here; rows read copies of them in the store, each in its own format."""
+
+    row, cache_states = "shards:ShardsRow", ("cold", "warm")
 
     source: Any = None  # the volumes
     batch_size: int = 0
     copies: dict = field(default_factory=dict)  # {format: StoredSource}
-
-    @property
-    def row(self):
-        return "shards:FirstBatchRow" if self.kind == "first_batch" else "shards:ShardsRow"
-
-    def cache_states(self):
-        return ["cold", "warm"]
 
     @property
     def dtype(self):
@@ -113,27 +96,28 @@ class Shards(Stored):
         return f"{self.source.summary()}; in the store as {count:,} tars, and as each loader's own format"
 
     def limits(self, table, case, seconds):
-        if self.kind == "first_batch":
-            return {}  # Its round trips are measured with each run.
         if table.cache == "warm":
             return {"memory_copy": limits.memory_copy(seconds)}
         return super().limits(table, case, seconds)
 
 
+class FirstBatches(Shards):
+    row = "shards:FirstBatchRow"
+
+    def limits(self, table, case, seconds):
+        """Return nothing: its round trips are measured with each run."""
+        return {}
+
+
 @dataclass
-class Checkpoints(Stored):
-    """A state of many tensors, which is loaded (kind "load") or saved (kind "save")."""
+class Checkpoints(Pieces):
+    """A state of many tensors, which is loaded."""
+
+    row = "checkpoints:StoredCheckpointRow"
 
     state: Any = None
     folder: Path = Path()  # where saves are read back
     urls: dict = field(default_factory=dict)  # {format: what is loaded}
-
-    @property
-    def row(self):
-        return "checkpoints:StoredCheckpointRow"
-
-    def cache_states(self):
-        return ["cold"] if self.kind == "load" else ["new"]
 
     @property
     def dtype(self):
@@ -145,24 +129,31 @@ class Checkpoints(Stored):
     def pieces(self, seed):
         return self.objects.pieces(min(PART_BYTES, max(self.objects.sizes)))
 
+    def path_of(self, key, saves, loads):
+        """Return the URL of a row's checkpoint, by the formats that it saves and loads."""
+        return self.urls[loads]
+
+    def after(self, row):
+        row.process.ask("compare")
+
+
+class SavedCheckpoints(Checkpoints):
+    """The same, which is saved."""
+
+    cache_states = ("new",)
+
     def limits(self, table, case, seconds):
-        if self.kind == "load":
-            return super().limits(table, case, seconds)
         access, size = self.objects.access, min(PART_BYTES, self.state.bytes)
         keys = [f"limit/{at}" for at in range(max(case.connections))]
         urls = list(access.signed_urls(keys, "put_object").values())
         return by_connections(case, lambda count: raw_http.raw_puts(urls[:count], size, seconds))
 
     def path_of(self, key, saves, loads):
-        """Return the URL of a row's checkpoint, by the formats that it saves and loads."""
-        if self.kind == "load":
-            return self.urls[loads]
         return f"s3://{self.objects.access.bucket}/saved/{key}{SUFFIXES[saves]}"
 
     def after(self, row):
-        row.process.ask("compare")
-        if self.kind == "save":
-            row.process.ask("remove")
+        super().after(row)
+        row.process.ask("remove")
 
 
 def put_checkpoint(access, tensors, form, folder):

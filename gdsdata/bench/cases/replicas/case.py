@@ -29,9 +29,7 @@ class Replicas(Case):
         for name in self.case.work:
             self.end_rows()  # Each work times a first call in a new process.
             if name == "volumes":
-                with self.progress.bytes("data: volumes", self.settings.data.size_bytes) as advance:
-                    volumes = sources.source_for("npy", self.settings.data, advance)
-                yield Volumes(name, volumes, self.case.batch_size)
+                yield Volumes(name, self.data_set("npy"), self.case.batch_size)
             else:
                 made = made or checkpoint_of(self, "pt" in self.case.work)
                 yield checkpoints.in_format(name, made, self.settings.data)

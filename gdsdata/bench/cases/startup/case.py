@@ -20,7 +20,6 @@ import gdsdata
 from gdsdata.bench.cases.startup import script
 from gdsdata.bench.cases.startup.script import OWN_PARTS
 from gdsdata.bench.cases.startup.starts import Beginning, Script, windows_of, write_checkpoints
-from gdsdata.bench.data import sources
 from gdsdata.bench.data.made import need_space
 from gdsdata.bench.harness.case import Case
 from gdsdata.bench.harness.process import RowFailed
@@ -37,9 +36,7 @@ class Startup(Case):
         return Script(self.log, key, self.find(key))
 
     def sources(self):
-        settings = self.settings.data
-        with self.progress.bytes("data: tokens", settings.size_bytes) as advance:
-            tokens = sources.source_for("tokens", settings, advance)
+        settings, tokens = self.settings.data, self.data_set("tokens")
         with self.progress.step("checksums: tokens"):
             windows = windows_of(tokens, settings.seq_len)
         for state_bytes in sorted(set(self.case.state_bytes)):

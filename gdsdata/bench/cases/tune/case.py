@@ -43,54 +43,56 @@ class Files(sources.CaseSource):
     files: list
     tensor_bytes: int
     origin: str
-    data: sources.DataSet | None = None  # of kind "batches"
 
     @property
     def file_bytes(self):
         return sum(map(os.path.getsize, self.files)) if self.kind == "read" else self.tensor_bytes
 
     def summary(self):
-        if self.kind != "read":
+        if self.kind == "write":
             return self.origin
         size, call = system.size_text(self.file_bytes), system.size_text(self.tensor_bytes)
         return f"{size} in {len(self.files):,} file(s), in reads of {call} at most; {self.origin}"
+
+
+class OptionsRow(Row):
+    """A row whose runs have these options, beside those that all runs have."""
+
+    def __init__(self, table, key, name, base, options):
+        super().__init__(table, key, None)
+        setting = ", ".join(f"{name}={value}" for name, value in (base | options).items())
+        self.options, self.described = options, {"key": key, "name": name, "setting": setting or "EngineOptions()"}
 
 
 class Tune(Case):
     def measure(self):
         self.answers: list[dict] = []
         self.random = random.Random(self.case.seed)
-        default = EngineOptions()
+        default = EngineOptions()  # All runs have `base`, as a user would write it.
         self.base = {name: one for name, one in self.settings.engine.items() if one != getattr(default, name)}
         return super().measure() | {"tune": self.answers}
 
     def sources(self):
         for work in self.case.work:
             self.checked = {}
-            if work == "batches":
-                yield self.batches_source()
-            else:
-                yield self.files_source(work)
+            yield {"read": self.to_read, "batches": self.batches, "write": self.to_write}[work]()
 
-    def batches_source(self):
+    def batches(self):
         settings = self.settings.data
         kind = sources.kind_of(settings.path) if settings.path else {"all": "tokens"}.get(settings.kind, settings.kind)
-        with self.progress.bytes(f"data: {kind}", settings.size_bytes) as advance:
-            source = sources.source_for(kind, settings, advance)
-        data = sources.DataSet(kind, source, self.case.batch_size or (64 if kind == "tokens" else 16))
-        return Files("batches", source.files, 0, source.summary(), data)
+        return sources.DataSet("batches", self.data_set(kind), self.case.batch_size or (64 if kind == "tokens" else 16))
 
-    def files_source(self, work):
-        settings, size = self.settings.data, self.case.tensor_bytes
-        if work == "write":
-            folder = place_for_writes(settings)
-            need_space(folder, "case=tune", 2 * size, "case.tensor_bytes=")
-            made = self.opened.enter_context(temporary_folder(folder, "tune"))
-            return Files("write", [str(made)], size, f"a new file of {system.size_text(size)} each time")
-        if settings.path:
-            return Files("read", plain_files(settings.path), size, f"your own: {settings.path}")
-        with self.progress.bytes("data: tokens", settings.size_bytes) as advance:
-            made = sources.source_for("tokens", settings, advance)
+    def to_write(self):
+        folder, size = place_for_writes(self.settings.data), self.case.tensor_bytes
+        need_space(folder, "case=tune", 2 * size, "case.tensor_bytes=")
+        made = self.opened.enter_context(temporary_folder(folder, "tune"))
+        return Files("write", [str(made)], size, f"a new file of {system.size_text(size)} each time")
+
+    def to_read(self):
+        path, size = self.settings.data.path, self.case.tensor_bytes
+        if path:
+            return Files("read", plain_files(path), size, f"your own: {path}")
+        made = self.data_set("tokens")
         return Files("read", made.files, size, made.origin)
 
     def facts(self, source):
@@ -116,9 +118,9 @@ class Tune(Case):
         for cache in self.caches(source):
             table = Table(source, "uint8", cache)
             self.ask_ready(source)
-            found, rows = self.one_table(table)
+            found = self.one_table(table)
             results["limits"][source.kind][table.name] = found
-            results["rows"] += rows
+            results["rows"] += self.compared(table, *self.limit_for(table, found))
             self.note_surroundings(table)
 
     def ask_ready(self, source):
@@ -128,14 +130,13 @@ class Tune(Case):
         self.processes[KEY].ask("prepare", touched_bytes=self.touched_bytes(source))
 
     def one_table(self, table):
-        """The limits around a search, and the rows of the default and of what it found."""
+        """Search; make rows of the default and of what was found. Return the limits around it."""
         began, space = time.monotonic(), self.space(table)
         searches = sum(1 if work == "write" else len(self.case.cache) for work in self.case.work)
         budget_s = self.case.budget_s / searches
         turns = [self.take_limits(table, self.case.limit_seconds / LIMIT_TURNS)]
-        answer = {"data": table.source.kind, "dtype": table.dtype, "cache": table.cache, "budget_s": budget_s}
-        default, best = Row(table, "gdsdata_default", None), Row(table, "gdsdata_tuned", None)
-        options, gain = {}, confirmed([])
+        default = OptionsRow(table, "gdsdata_default", "the default", self.base, {})
+        table.rows, options, gain = [default], {}, confirmed([])
         with self.progress.count(f"search: {table.full_name}", sum(map(len, space.values())) + len(space)) as advance:
             search = Search(
                 space, lambda tried: rate_of(self.one_run(table, tried)), budget_s * SEARCHING, self.random, advance
@@ -145,18 +146,15 @@ class Tune(Case):
                 options = search.run()
             except (WrongBytes, Refused) as error:
                 default.error = str(error)
-        table.rows = [default, *([best] if options else [])]
+        if options:
+            table.rows.append(OptionsRow(table, "gdsdata_tuned", "the best found", self.base, options))
         if not default.error:
             gain = self.compare_with_default(table, options, began + budget_s)
         turns.append(self.take_limits(table, self.case.limit_seconds / LIMIT_TURNS))
-        for one, named in ((default, {}), (best, options)):
-            described = ", ".join(f"{name}={value}" for name, value in (self.base | named).items())
-            name = "the default" if one is default else "the best found"
-            one.described = {"key": one.key, "name": name, "setting": described or "EngineOptions()"}
-            one.checked = self.checked.get(key_of(named), {})
-        self.answers.append(answer | self.answer(table, search, options, gain))
-        found = limits.over_turns(turns)
-        return found, self.compared(table, *self.limit_for(table, found))
+        for one in table.rows:
+            one.checked = self.checked.get(key_of(one.options), {})
+        self.answers.append(self.answer(table, search, options, gain) | {"budget_s": budget_s})
+        return limits.over_turns(turns)
 
     def space(self, table):
         """{parameter: values to try}, without those of the default and those that cannot matter."""
@@ -171,13 +169,9 @@ class Tune(Case):
                 found[name] = values
         return found
 
-    def options_of(self, tried):
-        """All options that differ from EngineOptions(), as a user would write them."""
-        return self.base | tried
-
     def one_run(self, table, tried):
         """A run with these options; new ones are verified first. Raises Refused, WrongBytes."""
-        options, key = self.options_of(tried), key_of(tried)
+        options, key = self.base | tried, key_of(tried)
         try:
             if key not in self.checked:
                 self.checked[key] = self.processes[KEY].ask("verify", options=options)
@@ -208,7 +202,7 @@ class Tune(Case):
                     if pair >= LEAST_PAIRS and time.monotonic() > ends:
                         break
                     for one in self.random.sample(table.rows, len(table.rows)):
-                        one.runs.append(self.one_run(table, options if one.key == "gdsdata_tuned" else {}))
+                        one.runs.append(self.one_run(table, one.options))
                     advance(1)
             except (WrongBytes, Refused) as error:
                 one.error = str(error)
@@ -218,7 +212,8 @@ class Tune(Case):
         return confirmed([after / before for before, after in zip(default, best, strict=True)])
 
     def answer(self, table, search, options, gain):
-        best = self.options_of(options) if gain["confirmed"] else self.base
+        found = self.base | options
+        best = found if gain["confirmed"] else self.base
         name = f"{table.source.kind}_{table.cache}"
         text = yaml_text(best, f"case=tune, {table.full_name}, {self.device}: {said(gain)}")
         folder = self.folder / "engine"
@@ -232,9 +227,12 @@ class Tune(Case):
                 "values or a shorter case.run_seconds= take less."
             )
         return {
+            "data": table.source.kind,
+            "dtype": table.dtype,
+            "cache": table.cache,
             "complete": search.complete,
             "base": self.base,
-            "found": self.options_of(options),
+            "found": found,
             "best": best,
             "gain": gain,
             "group": name,
@@ -250,7 +248,7 @@ class Tune(Case):
         """The nearest case of the bench, with these options."""
         settings, source = self.settings.data, table.source
         if source.kind == "batches":
-            parts = ["case=loader", f"data={source.data.kind}", *overrides("data", settings, ["kind"])]
+            parts = ["case=loader", f"data={source.source.kind}", *overrides("data", settings, ["kind"])]
         else:
             parts = ["case=latency", f"case.work=[{source.kind}]", f"case.sizes_bytes=[{source.tensor_bytes}]"]
             folder = place_for_writes(settings) if settings.path else settings.folder
@@ -266,15 +264,12 @@ class Tune(Case):
         source = table.source
         if source.kind == "write":
             return limits.durable_writes(source.files[0], source.tensor_bytes)
-        if source.kind == "batches":
-            table = Table(source.data.source, table.dtype, table.cache)
         return super().take_limits(table, seconds)
 
     def limit_for(self, table, found):
         if table.source.kind != "batches":
             return super().limit_for(table, found)
-        data = table.source.data
-        return limits.limit_for(data.source, table.cache, data.cold_samples(), found)
+        return limits.limit_for(table.source.source, table.cache, table.source.cold_samples(), found)
 
 
 def yaml_text(options, comment):

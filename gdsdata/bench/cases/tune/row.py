@@ -153,10 +153,9 @@ class Batches(Row):
     """Shuffled batches of GDSDataset, as case=loader takes them."""
 
     def set_up(self):
-        data = self.source.data
-        kept = max(1, VERIFIED_BATCHES_BYTES // (data.batch_size * data.source.sample_bytes))
+        kept = max(1, VERIFIED_BATCHES_BYTES // (self.source.batch_size * self.source.source.sample_bytes))
         as_loader = LoaderSettings(seed=self.settings.seed, verify_batches=min(8, kept))
-        self.loader = LoaderRow(self.key, data, as_loader, {}, self.device)
+        self.loader = LoaderRow(self.key, self.source, as_loader, {}, self.device)
         torch.set_num_threads(1)
 
     def find(self):
@@ -176,7 +175,7 @@ class Batches(Row):
         self.loader.open("raw", OPENING_BATCHES)
 
     def run(self, seconds, once):
-        epochs, samples = (1, self.source.data.cold_samples()) if once else (10**6, None)
+        epochs, samples = (1, self.source.cold_samples()) if once else (10**6, None)
         self.start_cpu_clock()
         found = self.loader.timed("raw", epochs, seconds, samples)
         return {name: found[name] for name in ("bytes", "seconds", "served", "path")}
