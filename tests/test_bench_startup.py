@@ -154,7 +154,7 @@ def test_a_script_that_fails_says_in_which_part_and_leaves_its_trace(tmp_path, w
     with open(tmp_path / "rows.log", "wb") as log:
         key = f"wrong_starts:{name}"
         start = starts.Script(log, key, Startup(small(tmp_path), tmp_path, None).find(key))
-        start.send("load", told={"device": "cpu"})
+        start.send("load", told={"device": "cpu", "workers": [0]})
         with pytest.raises(RowFailed) as failed:
             start.start()
     assert str(failed.value) == message

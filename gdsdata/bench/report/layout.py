@@ -23,6 +23,7 @@ class Layout:
     columns: tuple[Column, ...] = ()
     title: Callable[..., str]
     picture_title = "GB per second by row"
+    bar_sizes: dict[str, float] = {}  # of picture.tables_of_bars
     grouped_by: tuple[str, ...] = ("data", "dtype", "cache")  # the rows of one table have these in common
 
     def __init__(self, results):
@@ -75,15 +76,21 @@ class Layout:
         return Path(inspect.getfile(type(self))).with_name(name)
 
     def plot(self, path):
-        """Draw a bar of GB/s for each row; nothing if all failed."""
-        tables = [table for table in self.tables() if any(row["gb_per_s"] for row in table[2])]
+        """Draw a panel of bars for each table; nothing if all rows failed."""
+        tables = self.drawn()
         if not tables:
             return
-        with picture.tables_of_bars(path, [(title, rows) for title, _, rows in tables]) as (_, axes):
-            for axis, (title, caption, rows) in zip(axes, tables, strict=True):
-                self.bars(axis, title, caption, rows)
+        with picture.tables_of_bars(path, tables, **self.bar_sizes) as (figure, axes):
+            for axis, (title, rows) in zip(axes, tables, strict=True):
+                self.bars(axis, title, rows)
+            picture.legend(figure, 5)
 
-    def bars(self, axis, title, caption, rows):
+    def drawn(self):
+        """Return [(title, rows)] of the tables in the picture."""
+        return [(title, rows) for title, _, rows in self.tables() if any(row["gb_per_s"] for row in rows)]
+
+    def bars(self, axis, title, rows):
+        """Draw GB/s of each row, and the limit."""
         rates = [row["gb_per_s"] or {"min": 0, "median": 0, "max": 0} for row in rows]
         colours = [picture.OURS if is_ours(row["key"]) else picture.OTHERS for row in rows]
         axis.barh(range(len(rows)), [rate["median"] for rate in rates], color=colours, height=0.72)
@@ -94,7 +101,7 @@ class Layout:
         if limit:
             axis.axvline(limit, color=picture.LIMIT, linestyle="--", linewidth=1.2, zorder=0)
         axis.set_xlim(0, 1.22 * max(limit, *(rate["max"] for rate in rates)))
-        label = f"GB/s of the files' bytes (1e9)      dashed: {caption}"
+        label = f"GB/s of the files' bytes (1e9)      dashed: {self.caption(rows)}"
         picture.finish_bars(axis, title, list(map(shown_name, rows)), label)
 
     def bar_text(self, row):

@@ -71,11 +71,12 @@ def looks(keys, ours, others):
 
 
 def legend(figure, columns, loc="outside lower center", **style):
-    """Draws a legend of all that the panels have labeled, each label once."""
+    """Draws a legend of all that the panels have labeled, each label once; none without labels."""
     found: dict = {}
     for axis in figure.axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             found.setdefault(label, handle)
     labels = sorted(found, key=lambda label: label == BY_LIMIT)
     handles = [found[label] for label in labels]
-    figure.legend(handles, labels, loc=loc, ncols=columns, frameon=False, fontsize=9, **style)
+    if labels:
+        figure.legend(handles, labels, loc=loc, ncols=columns, frameon=False, fontsize=9, **style)

@@ -24,7 +24,6 @@ from gdsdata.bench.data.made import need_space
 from gdsdata.bench.harness.case import Case
 from gdsdata.bench.harness.process import RowFailed
 from gdsdata.bench.measure import system
-from gdsdata.bench.peers import registry
 
 PACKAGE = Path(gdsdata.__file__).parent
 
@@ -72,18 +71,11 @@ class Startup(Case):
         return keys if "floor" in keys else ["floor", *keys]
 
     def find(self, key):
-        """The program of that key, or one of package.module:Class."""
-        if ":" in key:
-            return registry.find("startup", key)()
-        known = {one.key: one for one in script.programs(self.case.workers)}
-        if key in known:
-            return known[key]
-        raise ValueError(
-            f"case.rows: there is no row {key!r}; there are {', '.join(known)}, and package.module:Class for yours"
-        )
+        return script.find(key, self.case.workers)
 
     def load_command(self, source):
         told = {
+            "workers": self.case.workers,
             "tokens": source.tokens.files[0],
             "seq_len": self.settings.data.seq_len,
             "batch_size": self.case.batch_size,
@@ -107,27 +99,16 @@ class Startup(Case):
         check = functools.partial(self.check, row.table.source, row.key)
         return {"runs": self.case.warm_up, "check": check}
 
-    def check(self, source, key, answer):
-        """The bytes that were compared.
-
-        Raises RowFailed for windows or tensors that are not as written.
-        """
-        self.check_batch(source, key, answer)
-        if source.state_bytes and key != "floor":
-            wrong = [name for name, due in source.checksums.items() if answer["restored"].get(name) != due]
-            if wrong:
-                raise RowFailed(
-                    f"restore: {len(wrong)} of {len(source.checksums)} tensors are not what the checkpoint holds, the "
-                    f"first of them {wrong[0]!r}"
-                )
-        return self.bytes_of(source, key)
-
     def bytes_of(self, source, key):
         batch_bytes = self.case.batch_size * (self.settings.data.seq_len + 1) * 2
         return 0 if key == "floor" else batch_bytes + source.tensor_bytes
 
-    def check_batch(self, source, key, answer):
-        """Raises RowFailed unless each of the batch's windows is one of the file's."""
+    def check(self, source, key, answer):
+        """The bytes that were compared.
+
+        Raises RowFailed unless each of the batch's windows is one of the file's, and each tensor is
+        as written.
+        """
         due = [self.case.batch_size, self.settings.data.seq_len + 1]
         batch, there = answer["batch"], torch.device(self.device).type
         if batch["shape"] != due or batch["dtype"] != "torch.int64" or batch["device"] != there:
@@ -135,9 +116,18 @@ class Startup(Case):
                 f"first batch: {batch['dtype']} {batch['shape']} on {batch['device']}, torch.int64 {due} on {there} "
                 "were due"
             )
-        wrong = sum(window not in source.windows for window in answer["windows"])
-        if wrong and key != "floor":
-            raise RowFailed(f"first batch: {wrong} of its {due[0]} windows are none of {source.tokens.files[0]}")
+        if key == "floor":
+            return 0
+        strange = sum(window not in source.windows for window in answer["windows"])
+        if strange:
+            raise RowFailed(f"first batch: {strange} of its {due[0]} windows are none of {source.tokens.files[0]}")
+        wrong = [name for name, due in source.checksums.items() if answer["restored"].get(name) != due]
+        if wrong:
+            raise RowFailed(
+                f"restore: {len(wrong)} of {len(source.checksums)} tensors are not what the checkpoint holds, the "
+                f"first of them {wrong[0]!r}"
+            )
+        return self.bytes_of(source, key)
 
     def take_limits(self, table, seconds):
         return {}  # The floor is the only limit.

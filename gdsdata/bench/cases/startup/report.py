@@ -43,6 +43,7 @@ class StartupLayout(Layout):
         PATH,
     )
     picture_title = "Seconds from a script's start to its first step, by part"
+    bar_sizes = {"inches": 0.34, "frame": 1.2, "below": 0.9}
     grouped_by = ("data", "cache")
     titles, parts, own_parts = TITLES, PARTS, OWN_PARTS  # for notes.md
 
@@ -66,27 +67,20 @@ class StartupLayout(Layout):
                 found.append((title, best["name"], milliseconds(best["seconds"]["median"])))
         return found
 
-    def plot(self, path):
-        tables = picture.tables_with(self, "seconds")
-        if not tables:
-            return
-        with picture.tables_of_bars(path, tables, 0.34, frame=1.2, below=0.9) as (figure_, axes):
-            for axis, (title, rows) in zip(axes, tables, strict=True):
-                panel(axis, title, rows)
-            picture.legend(figure_, 5)
+    def drawn(self):
+        return picture.tables_with(self, "seconds")
 
-
-def panel(axis, title, rows):
-    """Each row's parts, medians, one behind the other."""
-    ends = [0.0] * len(rows)
-    for name in PARTS:
-        widths = [row["parts_s"][name]["median"] if name in row["parts_s"] else 0.0 for row in rows]
-        if any(widths):
-            axis.barh(range(len(rows)), widths, left=ends, color=COLORS[name], height=0.72, label=TITLES[name])
-            ends = [end + width for end, width in zip(ends, widths, strict=True)]
-    for place, (row, end) in enumerate(zip(rows, ends, strict=True)):
-        own = "" if row["key"] == "floor" else f", {milliseconds(row['own_s']['median'])} of its own"
-        picture.beside(axis, f"{end:.2f} s{own}", end, place)
-    axis.set_xlim(0, max(ends) * 1.3)
-    label = "seconds since the process was started (medians of parts)"
-    picture.finish_bars(axis, title, [row["name"] for row in rows], label)
+    def bars(self, axis, title, rows):
+        """Draw each row's parts, medians, one behind the other."""
+        ends = [0.0] * len(rows)
+        for name in PARTS:
+            widths = [row["parts_s"][name]["median"] if name in row["parts_s"] else 0.0 for row in rows]
+            if any(widths):
+                axis.barh(range(len(rows)), widths, left=ends, color=COLORS[name], height=0.72, label=TITLES[name])
+                ends = [end + width for end, width in zip(ends, widths, strict=True)]
+        for place, (row, end) in enumerate(zip(rows, ends, strict=True)):
+            own = "" if row["key"] == "floor" else f", {milliseconds(row['own_s']['median'])} of its own"
+            picture.beside(axis, f"{end:.2f} s{own}", end, place)
+        axis.set_xlim(0, max(ends) * 1.3)
+        label = "seconds since the process was started (medians of parts)"
+        picture.finish_bars(axis, title, [row["name"] for row in rows], label)

@@ -269,6 +269,19 @@ def programs(workers):
     return [Floor(), Ours(), *loaders, LoaderMapped(min(workers)), LoaderSafetensors(min(workers))]
 
 
+def find(key, workers):
+    """Return the program of a row's key, or one of package.module:Class."""
+    if ":" in key:
+        module, _, name = key.partition(":")
+        return getattr(importlib.import_module(module), name)()
+    known = {one.key: one for one in programs(workers)}
+    if key not in known:
+        raise ValueError(
+            f"case.rows: there is no row {key!r}; there are {', '.join(known)}, and package.module:Class for yours"
+        )
+    return known[key]
+
+
 # ------------------------------------------------------------------------------------------------ the script
 
 
@@ -343,16 +356,11 @@ def most_resident_bytes():
         return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM:"))
 
 
-def program_of(told):
-    home = globals() if told["module"] is None else vars(importlib.import_module(told["module"]))
-    return home[told["class"]](told["workers"])
-
-
 def main():
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever a library prints
     told = json.loads(sys.argv[1])
-    found = train(program_of(told), told)
+    found = train(find(told["row"], told["workers"]), told)
     answers.write(json.dumps(found) + "\n")
     answers.flush()
 

@@ -84,9 +84,7 @@ class Script:
         self.log, self.key, self.program = log, key, program
 
     def send(self, do, told, **_):
-        cls = type(self.program)
-        module = None if cls.__module__ == script.__name__ else cls.__module__
-        self.told = told | {"module": module, "class": cls.__name__, "workers": self.program.workers}
+        self.told = told | {"row": self.key}
 
     def receive(self):
         name = self.program.name or type(self.program).__name__
