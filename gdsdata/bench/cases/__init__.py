@@ -18,22 +18,13 @@ from gdsdata.bench.cases.tensor.settings import TensorSettings
 from gdsdata.bench.cases.train.settings import TrainSettings
 from gdsdata.bench.cases.tune.settings import TuneSettings
 
-# By name, in the order of case=all and --help.
-SETTINGS: dict[str, type[CaseSettings]] = {
-    "loader": LoaderSettings,
-    "load": LoadSettings,
-    "checkpoint": CheckpointSettings,
-    "replicas": ReplicasSettings,
-    "latency": LatencySettings,
-    "tensor": TensorSettings,
-    "io": IoSettings,
-    "train": TrainSettings,
-    "startup": StartupSettings,
-    "remote": RemoteSettings,
-    "tune": TuneSettings,
-    "all": AllSettings,
-}
-AllSettings.SINGLE = {name: cls for name, cls in SETTINGS.items() if name != "all"}
+# In the order of case=all and --help.
+SINGLE: tuple[type[CaseSettings], ...] = (
+    LoaderSettings, LoadSettings, CheckpointSettings, ReplicasSettings, LatencySettings, TensorSettings, IoSettings,
+    TrainSettings, StartupSettings, RemoteSettings, TuneSettings,
+)  # fmt: skip
+AllSettings.SINGLE = {cls().name: cls for cls in SINGLE}
+SETTINGS: dict[str, type[CaseSettings]] = {**AllSettings.SINGLE, "all": AllSettings}
 
 
 def case_class(name):

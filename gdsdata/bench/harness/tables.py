@@ -16,11 +16,14 @@ class Row:
     def spread(self, name):
         return system.spread([run.get(name) for run in self.runs])
 
+    @property
+    def rates(self):
+        """GB/s of each run; a run's `bytes` are those of the files."""
+        return [run["bytes"] / run["seconds"] / 1e9 for run in self.runs]
+
     def summary(self):
-        """Return the fields of every case; a run's `bytes` are those of the files."""
-        sizes = [run["bytes"] / 1e9 for run in self.runs]
-        rates = [size / run["seconds"] for size, run in zip(sizes, self.runs, strict=True)]
-        costs = [run["cpu_seconds"] / size for run, size in zip(self.runs, sizes, strict=True) if size]
+        """Return the fields of every case."""
+        costs = [run["cpu_seconds"] / run["bytes"] * 1e9 for run in self.runs if run["bytes"]]
         served: collections.Counter[str] = collections.Counter()
         for run in self.runs:
             served.update(run["served"])
@@ -32,7 +35,7 @@ class Row:
             "verified": bool(self.checked) and self.error is None,
             "error": self.error,
             **self.checked,
-            "gb_per_s": system.spread(rates),
+            "gb_per_s": system.spread(self.rates),
             "seconds": self.spread("seconds"),
             "cpu_s_per_gb": system.spread(costs),
             "peak_bytes": max((run["peak_bytes"] for run in self.runs), default=None),

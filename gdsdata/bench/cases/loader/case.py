@@ -2,8 +2,11 @@
 
 from dataclasses import dataclass
 
-from gdsdata.bench.cases.loader.copying import Copying
 from gdsdata.bench.data import sources
+from gdsdata.bench.data.copies import copied
+from gdsdata.bench.data.made import data_folder
+from gdsdata.bench.harness.case import Case
+from gdsdata.bench.harness.process import RowFailed
 from gdsdata.bench.measure import limits, system
 
 BATCH_SIZES = {"tokens": [64, 16], "npy": [16]}
@@ -19,6 +22,40 @@ class Batches(sources.DataSet):
     @property
     def peer_kind(self):
         return self.source.kind
+
+
+class Copying(Case):
+    """Makes copies of its sources, DataSets, for rows that read no other format."""
+
+    def missing(self, peer):
+        if peer.stored_as and self.settings.data.path and peer.key not in self.case.rows:
+            return f"it reads copies of your files, as {peer.stored_as}, which are made if case.rows names it"
+        return super().missing(peer)
+
+    def copy_for(self, source, key):
+        """The format that a row reads; a user's own class reads the data itself."""
+        return next((peer.stored_as for peer in self.rows_for(source, "warm") if peer.key == key), "")
+
+    def start(self, source, names):
+        kind_of = {name: kind for name in names if (kind := self.copy_for(source, name))}
+        failed: dict[str, RowFailed] = {}
+        for kind in sorted(set(kind_of.values())):
+            try:
+                self.make_copy(source, kind)
+            except Exception as error:  # The library that writes it may be broken.
+                told = RowFailed(f"volumes could not be written as {kind}: {type(error).__name__}: {error}")
+                failed |= {name: told for name in kind_of if kind_of[name] == kind}
+        return super().start(source, names) | failed
+
+    def make_copy(self, source, kind):
+        original, folder = source.source, data_folder(self.settings.data)
+        total = original.samples * original.sample_bytes
+        with self.progress.bytes(f"data: {source.kind} as {kind}", total) as advance:
+            source.copies[kind] = copied(original, kind, folder, advance)
+
+    def read_by(self, row):
+        source = row.table.source
+        return source.copies.get(self.copy_for(source, row.key), source)
 
 
 class Loader(Copying):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from gdsdata.bench.cases.loader.copying import Copying
+from gdsdata.bench.cases.loader.case import Copying
 from gdsdata.bench.cases.train import models
 from gdsdata.bench.cases.train.row import saver_of
 from gdsdata.bench.data import images, text
@@ -114,8 +114,7 @@ class Train(Copying):
         ceiling = next((row for row in table.rows if row.key == CEILING and row.runs), None)
         if ceiling is None:
             return None, "the row `ceiling` was left out or has failed"
-        rates = [run["bytes"] / run["seconds"] / 1e9 for run in ceiling.runs]
-        return statistics.median(rates), "zero-I/O ceiling"
+        return statistics.median(ceiling.rates), "zero-I/O ceiling"
 
     def summary(self, row):
         runs, stalls = row.runs, [stall for run in row.runs for stall in run["stalls_s"]]

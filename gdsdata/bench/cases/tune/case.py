@@ -137,10 +137,13 @@ class Tune(Case):
         turns = [self.take_limits(table, self.case.limit_seconds / LIMIT_TURNS)]
         default = OptionsRow(table, "gdsdata_default", "the default", self.base, {})
         table.rows, options, gain = [default], {}, confirmed([])
+
+        def rate_of(tried):
+            run = self.one_run(table, tried)
+            return run["bytes"] / run["seconds"] / 1e9
+
         with self.progress.count(f"search: {table.full_name}", sum(map(len, space.values())) + len(space)) as advance:
-            search = Search(
-                space, lambda tried: rate_of(self.one_run(table, tried)), budget_s * SEARCHING, self.random, advance
-            )
+            search = Search(space, rate_of, budget_s * SEARCHING, self.random, advance)
             try:
                 self.one_run(table, {})
                 options = search.run()
@@ -208,7 +211,7 @@ class Tune(Case):
                 one.error = str(error)
         if not options or one.error:
             return confirmed([])
-        default, best = ([rate_of(run) for run in one.runs] for one in table.rows)
+        default, best = (one.rates for one in table.rows)
         return confirmed([after / before for before, after in zip(default, best, strict=True)])
 
     def answer(self, table, search, options, gain):
@@ -276,10 +279,6 @@ def yaml_text(options, comment):
     """Return a file of Hydra's group `engine`."""
     lines = [f"# {comment}", "defaults:", "  - engine_options", "  - _self_", ""]
     return "\n".join([*lines, *(f"{name}: {json.dumps(value)}" for name, value in options.items())]).rstrip() + "\n"
-
-
-def rate_of(run):
-    return run["bytes"] / run["seconds"] / 1e9
 
 
 def key_of(options):
