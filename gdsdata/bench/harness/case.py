@@ -1,6 +1,7 @@
 """The part of all cases: processes of rows that take turns, limits, one result."""
 
 import contextlib
+import functools
 import json
 import statistics
 import sys
@@ -67,7 +68,6 @@ class Case:
     # Figures that compare a table's rows with one of them: the figure, the other row's key, and the
     # kinds of sources that have it (empty: all).
     ratios: tuple[tuple[str, str, tuple[str, ...]], ...] = ()
-    has_folder = False  # whether a run has files of its own, in `files_folder`
     sources: Callable[[], Iterable[Any]]
     of_runs: tuple[str, ...] = ()  # fields of runs, whose spread is a field of a row
     most_touched = TOUCHED_BYTES  # the most memory that a run needs beside what `host_bytes` says
@@ -149,10 +149,12 @@ class Case:
     def measure(self):
         """Measure everything; return the results, also those of an interrupted run."""
         with self.opened:
-            if self.has_folder:
-                folder = temporary_folder(data_folder(self.settings.data), self.case.name)
-                self.files_folder = self.opened.enter_context(folder)
             return self.measured()
+
+    @functools.cached_property
+    def files_folder(self):
+        """The folder of the run's own files, which its end removes."""
+        return self.opened.enter_context(temporary_folder(data_folder(self.settings.data), self.case.name))
 
     def measured(self):
         started, ending_s = time.monotonic(), ENDING_SECONDS

@@ -56,7 +56,7 @@ class Work(CaseSource):
 
 
 class Checkpoint(Case):
-    has_folder, of_runs = True, ("background_s", "step_s", "step_beside_s")
+    of_runs = ("background_s", "step_s", "step_beside_s")
     ratios = (("ratio_to_mapped", "safetensors", ("load",)),)  # That row copies out of a mapped file.
 
     def sources(self):

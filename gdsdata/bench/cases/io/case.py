@@ -65,7 +65,6 @@ class Transfers(CaseSource):
 
 
 class Io(Case):
-    has_folder = True
     of_runs = (
         "iops", "latency_us", "p50_us", "p90_us", "p99_us", "p99_9_us", "cpu_user_s", "cpu_system_s", "ops",
         "cached_share", "requests_per_op",

@@ -9,6 +9,7 @@ segment_bytes and direct set how the engine works.
 """
 
 import collections
+import contextlib
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,8 +57,6 @@ class TensorFile(CaseSource):
 
 
 class Latency(Case):
-    has_folder = True
-
     def __init__(self, *arguments):
         super().__init__(*arguments)
         self.latencies = collections.defaultdict(list)  # seconds, by row
@@ -66,10 +65,21 @@ class Latency(Case):
         for work in self.case.work:
             for size in sorted(set(self.case.sizes_bytes)):
                 need_space(self.files_folder, f"case.sizes_bytes=[{size}]", 3 * size, "case.sizes_bytes=")
-                source = TensorFile(work, size, str(self.files_folder / f"tensor-{work}-{size}.bin"))
-                write_synced(source.path, random_bytes(size, self.case.seed).numpy())
-                yield source
-                Path(source.path).unlink(missing_ok=True)
+                with self.written(TensorFile(work, size, self.path(work, size))) as source:
+                    yield source
+
+    def path(self, *parts):
+        """Return the path of a file in the run's own folder."""
+        return str(self.files_folder / f"tensor-{'-'.join(map(str, parts))}.bin")
+
+    @contextlib.contextmanager
+    def written(self, source):
+        """Write the source's file; remove it in the end."""
+        write_synced(source.path, random_bytes(source.tensor_bytes, self.case.seed).numpy())
+        try:
+            yield source
+        finally:
+            Path(source.path).unlink(missing_ok=True)
 
     def facts(self, source):
         return {"work": source.work, "tensor_bytes": source.tensor_bytes, "first_file": source.path}

@@ -28,7 +28,7 @@ SAVES = 6  # rows that save
 
 
 class Remote(Case):
-    has_folder, most_touched, ratios = True, 256 * 2**20, (("ratio_to_local", "gdsdata_local", ()),)
+    most_touched, ratios = 256 * 2**20, (("ratio_to_local", "gdsdata_local", ()),)
     of_runs = ("pieces_per_s", "first_batch_ms", "round_trip_ms", "ratio_to_due", "server_cpu_s_per_gb")
     server_pid = None
 

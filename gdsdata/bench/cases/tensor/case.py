@@ -6,11 +6,9 @@ file first. If it cannot, it is left out, with the reason.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from gdsdata.bench.cases.latency.case import Latency, TensorFile
-from gdsdata.bench.data.made import DataError, need_space, write_synced
-from gdsdata.bench.data.pieces import random_bytes
+from gdsdata.bench.data.made import DataError, need_space
 from gdsdata.bench.harness.process import RowFailed
 from gdsdata.bench.measure import device, system
 
@@ -50,11 +48,9 @@ class Tensor(Latency):
         need_space(self.files_folder, f"case.size_bytes={size}", 3 * size, "case.size_bytes=")
         for where in dict.fromkeys(["cpu", self.device]):
             for verb in self.case.work:
-                path = str(self.files_folder / f"tensor-{verb}-{device.kind(where).lower()}.bin")
-                source = DeviceTensorFile(WORK[verb], size, path, where)
-                write_synced(path, random_bytes(size, self.case.seed).numpy())
-                yield source
-                Path(path).unlink(missing_ok=True)
+                path = self.path(verb, device.kind(where).lower())
+                with self.written(DeviceTensorFile(WORK[verb], size, path, where)) as source:
+                    yield source
 
     def missing(self, peer):
         why = super().missing(peer)
@@ -66,19 +62,15 @@ class Tensor(Latency):
 
     def refusal(self, peer):
         """Has the row store and load a small file; returns its error, or ""."""
-        path = str(self.files_folder / "tensor-try.bin")
         process, where = self.process(peer.key), "cpu" if "cpu" in peer.devices else self.device
-        write_synced(path, random_bytes(TRIED_BYTES, self.case.seed).numpy())
         try:
             for work, state in (("read", "cold"), ("write", "replaced")):
-                given = self.load_command(DeviceTensorFile(work, TRIED_BYTES, path, where))
-                process.ask("load", key=peer.key, **given)
-                process.send("attempt", state=state)
-                process.receive(timeout=BUILD_SECONDS)
+                with self.written(DeviceTensorFile(work, TRIED_BYTES, self.path("try"), where)) as source:
+                    process.ask("load", key=peer.key, **self.load_command(source))
+                    process.send("attempt", state=state)
+                    process.receive(timeout=BUILD_SECONDS)
         except RowFailed as failed:
             return f"it was tried on a small file, and said {failed}"
-        finally:
-            Path(path).unlink(missing_ok=True)
         return ""
 
     def summary(self, row):

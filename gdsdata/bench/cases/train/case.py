@@ -35,7 +35,7 @@ class Work(DataSet):
 
 
 class Train(Copying):
-    no_peers, has_folder, most_touched = (CEILING,), True, 64 * 2**20
+    no_peers, most_touched = (CEILING,), 64 * 2**20
     of_runs = ("device_step_s", "waiting_share", "next_s", "idle_share", "cpu_cores")
 
     def sources(self):

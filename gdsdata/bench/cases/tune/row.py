@@ -130,9 +130,6 @@ class Writes(EngineRow):
         self.peer.write(place, self.tensor).result()
         return self.tensor.nbytes
 
-    def run(self, seconds, once):
-        return super().run(seconds, once=False)
-
     def verify(self, options):
         self.tensor.bitwise_not_()  # Other bytes than those of the file.
         return super().verify(options)
