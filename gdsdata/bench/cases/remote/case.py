@@ -9,6 +9,7 @@ import dataclasses
 import functools
 
 from gdsdata.bench.cases.checkpoint import stock
+from gdsdata.bench.cases.checkpoint.settings import LEAST_TENSOR_BYTES, CheckpointSettings
 from gdsdata.bench.cases.remote import shards, sources
 from gdsdata.bench.data import objects
 from gdsdata.bench.data.checkpoints import State
@@ -23,7 +24,6 @@ from gdsdata.bench.peers import registry
 BUCKET, PREFIX = "gdsdata-bench", "objects"
 MADE = ("shards", "checkpoints", "first_batch")  # work that needs what the bench makes
 BATCH_SHAPE, BATCH_SAMPLE_BYTES = [64, 64], 16 * 2**10  # of the samples of work=first_batch
-TENSORS, DTYPES, LEAST_TENSOR_BYTES = 300, ["bfloat16", "float32"], 32 * 2**10  # of a checkpoint
 SAVES = 6  # rows that save
 
 
@@ -102,9 +102,9 @@ class Remote(Case):
 
     def made_checkpoints(self):
         """Files of each format, by its own library, which botocore puts."""
-        size_bytes = self.settings.data.size_bytes
-        tensors = max(1, min(TENSORS, size_bytes // LEAST_TENSOR_BYTES))
-        state = State(size_bytes, tensors, DTYPES, self.case.seed)
+        size_bytes, usual = self.settings.data.size_bytes, CheckpointSettings()
+        tensors = max(1, min(usual.tensors, size_bytes // LEAST_TENSOR_BYTES))
+        state = State(size_bytes, tensors, usual.dtypes, self.case.seed)
         need = (3 + SAVES * (self.case.repeats + 1)) * state.bytes  # The server keeps what was deleted for a while.
         need_space(self.files_folder, "work=checkpoints", need, "data.size_bytes=")
         folder, urls = self.files_folder, {}

@@ -42,8 +42,7 @@ class RemoteSettings(CaseSettings):
     run_seconds: float = setting(3.0, "a run ends with the pass that this time ends in; shards: with the epoch")
     tune_seconds: float = setting(0.5, "of each number of connections that is tried")
 
-    def check_all(self, data):
-        super().check_all(data)
+    def check(self, data):
         if data.path and not data.path.startswith("s3://"):
             raise ValueError(f"data.path={data.path}: case=remote reads s3://BUCKET/PREFIX")
         if data.path and not {"ranges", "objects", "samples"} & set(self.work):
