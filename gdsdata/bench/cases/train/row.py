@@ -179,9 +179,6 @@ class TrainRow(BatchRow):
         self.saver = self.saving.enter_context(contextlib.closing(saver(self.device, self.engine)))
         self.saver.open(saved_in, self.training.state())
 
-    def state_bytes(self):
-        return sum(tensor.nbytes for tensor in self.training.state().values())
-
     def save(self, step):
         """Saves; returns the marks around it, between which the device gets no steps."""
         begin = device.mark(self.device)
@@ -232,8 +229,10 @@ class TrainRow(BatchRow):
         losses = torch.stack(times.losses)
         if not losses.isfinite().all():
             raise ValueError(f"the loss of step {int(losses.isfinite().logical_not().nonzero()[0])} is not finite")
-        size_bytes = done * self.batch_size * self.stored_sample_bytes()
-        return self.figures(size_bytes, elapsed, served_before) | {
+        sample_bytes = self.data.sample_bytes
+        if self.work == "images":  # As stored, on average: the JPEGs and the tar around them.
+            sample_bytes = self.data.file_bytes // self.data.samples
+        return self.figures(done * self.batch_size * sample_bytes, elapsed, served_before) | {
             "steps": done,
             "samples": done * self.batch_size,
             "device_step_s": sum(device_s) / done,
@@ -242,15 +241,9 @@ class TrainRow(BatchRow):
             "idle_share": max(0.0, 1 - sum(device_s) / elapsed),
             "cpu_cores": self.cpu_used / elapsed,
             "stalls_s": times.lengths("saves"),
-            "state_bytes": self.state_bytes() if self.saver else 0,
+            "state_bytes": sum(tensor.nbytes for tensor in self.training.state().values()) if self.saver else 0,
             "first_loss": float(losses[0]),
             "last_loss": float(losses[-1]),
             "verdict": self.peer.verdict(),
             "cut": done < steps,
         }
-
-    def stored_sample_bytes(self):
-        """On average, as stored: of images, the JPEGs and the tar around them."""
-        if self.work == "images":
-            return self.data.file_bytes // self.data.samples
-        return self.data.sample_bytes
