@@ -11,9 +11,10 @@ from helpers import run_script
 
 from gdsdata.bench import cases, settings
 from gdsdata.bench import run as bench_run
-from gdsdata.bench.cases.startup import report, script, starts
+from gdsdata.bench.cases.startup import script, starts
 from gdsdata.bench.cases.startup.case import Startup
-from gdsdata.bench.cases.startup.script import OWN_PARTS, PARTS
+from gdsdata.bench.cases.startup.report import PARTS
+from gdsdata.bench.cases.startup.script import OWN_PARTS
 from gdsdata.bench.data import sources
 from gdsdata.bench.harness.process import RowFailed
 
@@ -238,10 +239,6 @@ def test_windows_are_those_that_both_kinds_of_data_sets_have(tmp_path):
     np.arange(1000, dtype=np.uint16).tofile(path)
     tokens = sources.describe_tokens([str(path)], "uint16", 64, None, "made")
     assert len(starts.windows_of(tokens, 64)) == len(script.Windows(str(path), 64)) == (1000 - 1) // 64
-
-
-def test_every_part_has_a_title_and_a_colour():
-    assert set(PARTS) == set(report.TITLES) == set(report.COLORS) and set(OWN_PARTS) < set(PARTS)
 
 
 # ------------------------------------------------------------------------------------------------ what a start imports

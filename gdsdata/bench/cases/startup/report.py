@@ -1,19 +1,33 @@
 """Tables of case=startup, and its picture: the parts of a start, one behind the other."""
 
-from gdsdata.bench.cases.startup.script import OWN_PARTS, PARTS
+from typing import NamedTuple
+
+from gdsdata.bench.cases.startup.script import OWN_PARTS
 from gdsdata.bench.report import picture
 from gdsdata.bench.report.columns import PATH, PEAK, Column, figure
 from gdsdata.bench.report.layout import Layout
 
-TITLES = {
-    "interpreter": "Python", "torch": "torch", "context": "CUDA", "library": "library", "model": "model",
-    "data": "data set", "restore": "restore", "first_batch": "1st batch", "first_step": "1st step",
-}  # fmt: skip
-COLORS = {
-    "interpreter": "#8c8c8c", "torch": "#b9c4c9", "context": "#d9dfe2", "library": "#d08c3f", "model": "#e6e9d8",
-    "data": "#7d6b91", "restore": "#1f6f8b", "first_batch": "#5aa9c4", "first_step": "#c9d8b6",
-}  # fmt: skip
-NOT_ON_TERMINAL = ("interpreter", "context", "model")
+
+class Part(NamedTuple):
+    """A part of a start: its name in tables and in the picture, its color, and what it is."""
+
+    title: str
+    color: str
+    text: str
+    on_terminal: bool = True
+
+
+PARTS = {
+    "interpreter": Part("Python", "#8c8c8c", "the process and Python, until the script's first line", False),
+    "torch": Part("torch", "#b9c4c9", "import torch"),
+    "context": Part("CUDA", "#d9dfe2", "CUDA's context", False),
+    "library": Part("library", "#d08c3f", "import of what reads: gdsdata, torch.utils.data, safetensors"),
+    "model": Part("model", "#e6e9d8", "the model's and the optimizer's tensors, as zeros", False),
+    "data": Part("data set", "#7d6b91", "the data set opened, its worker processes started"),
+    "restore": Part("restore", "#1f6f8b", "the checkpoint, into the model's and the optimizer's tensors"),
+    "first_batch": Part("1st batch", "#5aa9c4", "the first batch on the device"),
+    "first_step": Part("1st step", "#c9d8b6", "forward, backward and the optimizer's step, done"),
+}
 
 
 def milliseconds(seconds):
@@ -29,8 +43,8 @@ def scatter(row):
 class StartupLayout(Layout):
     columns = (
         *(
-            figure(title, f"parts_s.{name}", milliseconds, on_terminal=name not in NOT_ON_TERMINAL)
-            for name, title in TITLES.items()
+            figure(part.title, f"parts_s.{name}", milliseconds, on_terminal=part.on_terminal)
+            for name, part in PARTS.items()
         ),
         figure("total s", "seconds", milliseconds),
         Column("spread s", scatter, on_terminal=False),
@@ -45,7 +59,7 @@ class StartupLayout(Layout):
     picture_title = "Seconds from a script's start to its first step, by part"
     bar_sizes = {"inches": 0.34, "frame": 1.2, "below": 0.9}
     grouped_by = ("data", "cache")
-    titles, parts, own_parts = TITLES, PARTS, OWN_PARTS  # for notes.md
+    parts, own_parts = PARTS, OWN_PARTS  # for notes.md
 
     def title(self, rows):
         return f"start to first step, {rows[0]['data']}, {rows[0]['cache']} cache, on {self.device}"
@@ -73,10 +87,10 @@ class StartupLayout(Layout):
     def bars(self, axis, title, rows):
         """Draw each row's parts, medians, one behind the other."""
         ends = [0.0] * len(rows)
-        for name in PARTS:
+        for name, part in PARTS.items():
             widths = [row["parts_s"][name]["median"] if name in row["parts_s"] else 0.0 for row in rows]
             if any(widths):
-                axis.barh(range(len(rows)), widths, left=ends, color=COLORS[name], height=0.72, label=TITLES[name])
+                axis.barh(range(len(rows)), widths, left=ends, color=part.color, height=0.72, label=part.title)
                 ends = [end + width for end, width in zip(ends, widths, strict=True)]
         for place, (row, end) in enumerate(zip(rows, ends, strict=True)):
             own = "" if row["key"] == "floor" else f", {milliseconds(row['own_s']['median'])} of its own"

@@ -1,9 +1,9 @@
 """A user's small training script, from its start to its first optimizer step, by each library.
 
-`python script.py ARGUMENTS` is that script: it notes the time behind each of its `PARTS` and prints
-a JSON line at its end. So nothing is imported here that such a script would not import, and
-libraries only within their part. A `Program` is what differs from library to library. The restored
-state is that of a model of equal layers and of AdamW.
+`python script.py ARGUMENTS` is that script: it notes the time behind each of its parts (`report`
+lists them) and prints a JSON line at its end. So nothing is imported here that such a script would
+not import, and libraries only within their part. A `Program` is what differs from library to
+library. The restored state is that of a model of equal layers and of AdamW.
 """
 
 import time
@@ -26,17 +26,6 @@ if __name__ == "__main__":
 import numpy as np  # noqa: E402 (which torch imports)
 import torch  # noqa: E402
 
-PARTS = {
-    "interpreter": "the process and Python, until the script's first line",
-    "torch": "import torch",
-    "context": "CUDA's context",
-    "library": "import of what reads: gdsdata, torch.utils.data, safetensors",
-    "model": "the model's and the optimizer's tensors, as zeros",
-    "data": "the data set opened, its worker processes started",
-    "restore": "the checkpoint, into the model's and the optimizer's tensors",
-    "first_batch": "the first batch on the device",
-    "first_step": "forward, backward and the optimizer's step, done",
-}
 OWN_PARTS = ("library", "data", "restore", "first_batch")  # what a program of other libraries would do otherwise
 WIDTH, SMALL_WIDTH, SMALL_STATE_BYTES = 1024, 256, 64 * 2**20
 VALUES_OF_A_WEIGHT = 3  # itself, and AdamW's two moments
