@@ -3,10 +3,7 @@
 import os
 import shutil
 
-from gdsdata.bench.peers.litdata import LitData
-from gdsdata.bench.peers.mosaic import Mosaic
-from gdsdata.bench.peers.registry import serves
-from gdsdata.bench.peers.webdataset import SHUFFLE_BUFFER, Shards, WebDataset
+from gdsdata.bench.peers.shards import SHUFFLE_BUFFER, LitData, Mosaic, Shards, WebDataset
 
 
 class FromStore(Shards):
@@ -24,8 +21,7 @@ def allow_plain_http(access):
         downloader._OBSTORE_CLIENT_OPTIONS = {**options, "allow_http": True}
 
 
-@serves("remote")
-class RemoteLitData(FromStore, LitData):
+class RemoteLitData(FromStore, LitData, serves="remote"):
     setting = "LitData's StreamingDataset(s3://..., cache_dir=), shuffle=True, and its StreamingDataLoader"
 
     def where(self):
@@ -37,8 +33,7 @@ class RemoteLitData(FromStore, LitData):
         return {**folders, "storage_options": options}
 
 
-@serves("remote")
-class RemoteWebDataset(FromStore, WebDataset):
+class RemoteWebDataset(FromStore, WebDataset, serves="remote"):
     setting = f"WebDataset over signed URLs, which it reads by curl, cache_dir=, mixed in a buffer of {SHUFFLE_BUFFER}"
 
     @classmethod
@@ -49,8 +44,7 @@ class RemoteWebDataset(FromStore, WebDataset):
         return {"urls": self.source.signed, "cache_dir": self.source.cache_folder}
 
 
-@serves("remote")
-class RemoteMosaic(FromStore, Mosaic):
+class RemoteMosaic(FromStore, Mosaic, serves="remote"):
     setting = "MosaicML's StreamingDataset(remote=s3://..., local=), shuffle=True (py1e), and its StreamingDataLoader"
 
     def where(self):

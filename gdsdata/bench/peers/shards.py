@@ -1,11 +1,13 @@
-"""WebDataset: rows of case=loader and train; and the base of loaders of shards."""
+"""WebDataset, MosaicML Streaming and LitData, which read shards: rows of case=loader and train."""
+
+import os
+import tempfile
 
 import numpy as np
 import torch
 
 from gdsdata.bench.data import copies, images
 from gdsdata.bench.peers.protocols import ChoosesWorkers, WorkersPeer, worker_counts
-from gdsdata.bench.peers.registry import serves
 from gdsdata.bench.peers.torch_dataloader import as_it_is
 
 SHUFFLE_BUFFER = 256  # samples
@@ -38,8 +40,7 @@ class StackedMembers:
         return torch.from_numpy(np.stack(arrays).reshape(-1, *self.shape))
 
 
-@serves("loader")
-class WebDataset(Shards):
+class WebDataset(Shards, serves="loader"):
     key, name, package, stored_as = "webdataset", "WebDataset", "webdataset", "tar"
     setting = f"WebDataset over tars of .npy files, mixed in a buffer of {SHUFFLE_BUFFER}, batches put together in it"
 
@@ -63,8 +64,7 @@ class WebDataset(Shards):
         return self.loader.pipeline[0]
 
 
-@serves("train")
-class WebDatasetVolumes(ChoosesWorkers, WebDataset):
+class WebDatasetVolumes(ChoosesWorkers, WebDataset, serves="train"):
     kinds = ("volumes",)
     setting = f"{WebDataset.setting}, with the number of workers with which the loop was fastest"
 
@@ -74,8 +74,7 @@ def decoded(samples):
     return torch.stack([images.decoded(one["jpg"]) for one in samples])
 
 
-@serves("train")
-class WebDatasetImages(WebDatasetVolumes):
+class WebDatasetImages(WebDatasetVolumes, serves="train"):
     setting = (
         f"WebDataset over the tars, mixed in a buffer of {SHUFFLE_BUFFER}, decoded by torchvision in its workers, with "
         "the number of workers with which the loop was fastest"
@@ -88,3 +87,52 @@ class WebDatasetImages(WebDatasetVolumes):
     def expected_ids(self, epoch, batches):
         """Each worker leaves out its last batch, which is smaller; one is left at least."""
         return [None] * max(1, min(batches, self.source.samples // self.batch_size - max(1, self.workers)))
+
+
+class Mosaic(Shards, serves="loader"):
+    key, name, package, stored_as = "mosaic", "MosaicML Streaming", "streaming", "mds"
+    setting = "MosaicML's StreamingDataset over local MDS shards, shuffle=True (py1e), and its StreamingDataLoader"
+
+    folder = None
+
+    def open(self):
+        import streaming
+
+        streaming.base.util.clean_stale_shared_memory()
+        order = {"shuffle": True, "shuffle_algo": "py1e", "shuffle_seed": self.seed}
+        dataset = streaming.StreamingDataset(**self.where(), batch_size=self.batch_size, **order)
+        self.loader = streaming.StreamingDataLoader(
+            dataset, batch_size=self.batch_size, collate_fn=stacked, **self.loader_options
+        )
+
+    def where(self):
+        # Two of its data sets may not share a folder: this one holds links.
+        above = os.path.dirname(os.path.dirname(self.source.files[0]))
+        self.folder = tempfile.TemporaryDirectory(dir=above, prefix="links-")
+        for file in self.source.files:
+            os.link(file, os.path.join(self.folder.name, os.path.basename(file)))
+        return {"local": self.folder.name}
+
+    def close(self):
+        if self.folder:
+            self.folder.cleanup()
+        super().close()
+
+
+class LitData(Shards, serves="loader"):
+    key, name, package, stored_as = "litdata", "LitData", "litdata", "litdata"
+    setting = "LitData's StreamingDataset over local chunks, shuffle=True, and its StreamingDataLoader"
+
+    def open(self):
+        import litdata
+
+        where = self.where() | {"shuffle": True, "seed": self.seed, "drop_last": False}
+        self.loader = litdata.StreamingDataLoader(
+            litdata.StreamingDataset(**where), batch_size=self.batch_size, collate_fn=stacked, **self.loader_options
+        )
+
+    def where(self):
+        return {"input_dir": os.path.dirname(self.source.files[0])}
+
+    def may_stay_open(self):
+        return False  # It maps chunks.
