@@ -18,8 +18,7 @@ LIBRARIES = (
     "ceiling", "gdsdata.batches", "gdsdata.tensors", "gdsdata.checkpoints", "gdsdata.replicas", "gdsdata.transfers",
     "gdsdata.remote", "by_hand.windows", "by_hand.volumes", "by_hand.files", "by_hand.gathered", "dali",
     "torch_dataloader", "shards", "ffcv", "spdl", "torch_checkpoints", "safetensors", "checkpoint_libraries",
-    "safetensors_loaders", "kvikio", "torch_gds", "deepnvme", "orbax", "object_clients", "remote_shards",
-    "remote_checkpoints",
+    "safetensors_loaders", "kvikio", "torch_gds", "deepnvme", "orbax", "object_clients", "remote_checkpoints",
 )  # fmt: skip
 REGISTERED: dict[str, list] = collections.defaultdict(list)  # classes by case
 
