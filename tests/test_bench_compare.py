@@ -219,12 +219,16 @@ def test_json_has_all_that_the_table_says(two, capsys):
     assert found["verdicts"] == {"slower": 1, "within noise": 1}
 
 
-def test_rows_that_fail_and_runs_that_were_broken_off_are_said(tmp_path, capsys):
+@pytest.mark.parametrize("by", ["a kill", "Ctrl-C"])
+def test_rows_that_fail_and_runs_that_were_broken_off_are_said(tmp_path, capsys, by):
     a = written(tmp_path / "a", made_results(made_row("gdsdata", [1.0] * 3), made_row("old", [], error="it broke")))
     results = made_results(
         made_row("gdsdata", [], error="ValueError: wrong bytes"), made_row("old", [1.0] * 3), path="x"
     )
-    del results["verified"]
+    if by == "Ctrl-C":
+        results["broken_off"] = True
+    else:
+        del results["verified"]
     b = written(tmp_path / "b", results)
     assert compare.main([a, b, "--fail-if-slower", "5"]) == 1
     said = capsys.readouterr().out

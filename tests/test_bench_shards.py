@@ -24,7 +24,7 @@ from gdsdata.bench.peers import registry
 from gdsdata.bench.peers.by_hand.windows import NumpyGather
 from gdsdata.bench.peers.ffcv import Ffcv
 from gdsdata.bench.peers.gdsdata.batches import TarBatches
-from gdsdata.bench.peers.webdataset import Shards
+from gdsdata.bench.peers.shards import Shards
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
 

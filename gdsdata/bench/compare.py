@@ -37,6 +37,7 @@ from gdsdata.bench.report.columns import three_digits
 CONFIDENCE = 0.99
 LEAST_REPEATS = 3
 LEAST_CHANGE = 0.02
+RULE = {"confidence": CONFIDENCE, "least_repeats": LEAST_REPEATS, "least_change_percent": LEAST_CHANGE * 100}
 TOO_FEW = "too few repeats to tell"
 PARTS = {  # of results.json, that are compared first: {part: (what to say, names that may differ)}
     "machine": ("NOT THE SAME MACHINE", {"load_before"}),
@@ -113,9 +114,8 @@ def percent(ratio):
 def compared(case, old, new):
     """One row of both runs."""
     found = {name: new[name] for name in ("data", "dtype", "cache", "key", "name")}
+    found |= {"error": new["error"] or old["error"], "a": None, "b": None, "unit": None, "limit_percent": None}
     failed = [name for name, row in (("A", old), ("B", new)) if row["error"]]
-    found |= {"error": new["error"] or old["error"], "a": None, "b": None, "unit": None}
-    found |= {"limit_percent": None, "peers_percent": None}
     if failed:
         return found | judged([], []) | {"verdict": f"failed in {' and '.join(failed)}", "cpu": None}
     times = [[time_of(case, run) for run in row["runs"]] for row in (old, new)]
@@ -178,31 +178,29 @@ def differences(a, b):
     return {part: ones for part, ones in found.items() if ones}
 
 
-def of_one_run(old, new):
-    return {
+def matched(a, b, name_of):
+    """Return pairs of rows of one name, and what is said of two runs of any case."""
+    old, new = ({name_of(row): row for row in results["rows"]} for results in (a, b))
+    said = {
+        "case": a["case"],
+        "when": [a.get("when"), b.get("when")],
         "only_in_a": [name for name in old if name not in new],
         "only_in_b": [name for name in new if name not in old],
     }
+    return [(old[name], row) for name, row in new.items() if name in old], said
 
 
 def compare(a, b):
     """Return what `--json` prints; ValueError if the two are of different cases."""
     if a["case"] != b["case"]:
         raise ValueError(f"A is of case={a['case']} and B of case={b['case']}: compare two runs of one case")
-    old, new = ({row_name(row): row for row in results["rows"]} for results in (a, b))
-    rows = beside_the_machine([compared(a["case"], old[name], row) for name, row in new.items() if name in old])
-    return {
-        "case": a["case"],
-        "when": [a.get("when"), b.get("when")],
-        "broken_off": ["verified" not in results for results in (a, b)],
+    pairs, said = matched(a, b, row_name)
+    rows = beside_the_machine([compared(a["case"], *pair) for pair in pairs])
+    return said | {
+        "broken_off": ["verified" not in one or one.get("broken_off", False) for one in (a, b)],  # killed, or Ctrl-C
         "differences": differences(a, b),
-        "rule": {
-            "confidence": CONFIDENCE,
-            "least_repeats": LEAST_REPEATS,
-            "least_change_percent": LEAST_CHANGE * 100,
-        },
+        "rule": RULE,
         "rows": rows,
-        **of_one_run(old, new),
         "verdicts": dict(collections.Counter(row["verdict"] for row in rows)),
         "busy": [[note for note in one.get("notes", []) if note.startswith("Other programs")] for one in (a, b)],
     }
@@ -210,15 +208,14 @@ def compare(a, b):
 
 def compare_all(a, b, a_folder, b_folder):
     """Compare two runs of case=all; name cases of one run only, or without results."""
-    old, new = ({row["name"]: row for row in results["rows"]} for results in (a, b))
-    found: dict[str, Any] = {"case": "all", "when": [a.get("when"), b.get("when")], "cases": {}, "failed": []}
-    for name in [name for name in new if name in old]:
+    pairs, said = matched(a, b, lambda row: row["name"])
+    cases, failed = {}, []
+    for old, new in pairs:
         try:
-            before, after = load(a_folder / old[name]["folder"])[0], load(b_folder / new[name]["folder"])[0]
-            found["cases"][name] = compare(before, after)
+            cases[new["name"]] = compare(load(a_folder / old["folder"])[0], load(b_folder / new["folder"])[0])
         except ValueError as error:
-            found["failed"].append({"case": name, "error": str(error), "only_b": not old[name]["error"]})
-    return found | of_one_run(old, new)
+            failed.append({"case": new["name"], "error": str(error), "only_b": not old["error"]})
+    return said | {"cases": cases, "failed": failed}
 
 
 def slower_than(found, limit_percent):

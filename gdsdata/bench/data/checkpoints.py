@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gdsdata.bench.data.made import PIECE_BYTES, DataError, data_folder, keep, remove, sync, synced
+from gdsdata.bench.data.made import PIECE_BYTES, DataError, data_folder, keep, remove, sync
 from gdsdata.bench.data.pieces import read_exactly
 from gdsdata.bench.data.sources import CaseSource, expand
 
@@ -167,7 +167,7 @@ def write_safetensors(target, size_bytes, tensor_bytes, seed, progress):
     text = json.dumps(header).encode()
     text += b" " * (-(len(text) + 8) % 4096)
     generator = np.random.Generator(np.random.SFC64(seed))
-    with synced(target) as out:
+    with open(target, "wb") as out:
         out.write(len(text).to_bytes(8, "little") + text)
         for at in range(0, size_bytes, PIECE_BYTES):
             count = min(PIECE_BYTES, size_bytes - at)
@@ -177,7 +177,7 @@ def write_safetensors(target, size_bytes, tensor_bytes, seed, progress):
 
 def write_torch_file(target, checkpoint):
     """Write the same tensors by torch.save."""
-    with synced(target) as out:
+    with open(target, "wb") as out:
         torch.save(mapped_tensors(checkpoint), out)
 
 

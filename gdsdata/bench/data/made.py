@@ -1,6 +1,5 @@
 """Data sets that the bench makes once and keeps, and the folder that keeps them."""
 
-import contextlib
 import functools
 import json
 import os
@@ -26,18 +25,11 @@ def data_folder(settings):
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gdsdata" / "bench"
 
 
-@contextlib.contextmanager
-def synced(path):
-    """Yield a new file to write, whose bytes are synced when the block ends."""
+def write_synced(path, content):
     with open(path, "wb") as out:
-        yield out
+        out.write(content)
         out.flush()
         os.fsync(out.fileno())
-
-
-def write_synced(path, content):
-    with synced(path) as out:
-        out.write(content)
 
 
 def sync(path):
@@ -69,18 +61,16 @@ def tiled(text, start, count):
 
 def write_tokens(target, size_bytes, files, progress):
     """Write one file, or a folder of `files` files that share the tokens equally."""
-    text, paths = library_text(), [target]
+    text = library_text()
     if files > 1:
         target.mkdir()
-        paths = [target / f"{index:06}.bin" for index in range(files)]
-    for index, path in enumerate(paths):
+    for index in range(files):
         begin, end = (size_bytes // 2 * place // files for place in (index, index + 1))
-        with open(path, "wb") as out:
+        with open(target / f"{index:06}.bin" if files > 1 else target, "wb") as out:
             for at in range(begin, end, PIECE_BYTES // 2):
                 count = min(PIECE_BYTES // 2, end - at)
                 out.write(tiled(text, at, count).astype("<u2"))
                 progress(count * 2)
-    os.sync()  # Many files are synced sooner all at once.
 
 
 def write_volumes(target, size_bytes, shape, progress):
@@ -90,7 +80,6 @@ def write_volumes(target, size_bytes, shape, progress):
         values = tiled(text, index * elements, elements).astype(np.float32) / np.float32(255)
         np.save(target / f"{index:06}.npy", values.reshape(shape))
         progress(elements * 4)
-    os.sync()
 
 
 def make(kind, folder, size_bytes, shape, progress=lambda count: None, files=1):
@@ -124,6 +113,7 @@ def keep(folder, name, parameters, size_bytes, write):
     temporary = folder / f"{name}.tmp-{os.getpid()}"
     try:
         write(temporary)
+        os.sync()  # Many files are synced sooner all at once.
         if target.exists():
             manifest_path.unlink(missing_ok=True)
             remove(target)

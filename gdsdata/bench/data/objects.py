@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gdsdata.bench.data.made import DataError, keep, synced
+from gdsdata.bench.data.made import DataError, keep
 
 LIFETIME_S = 6 * 3600  # of signed URLs
 
@@ -133,22 +133,21 @@ class Truth:
         return np.frombuffer(answer["Body"].read(), np.uint8)
 
 
-def write_random(target, sizes, seed, progress):
-    target.mkdir()
-    for place, size in enumerate(sizes):
-        generator = np.random.Generator(np.random.SFC64([seed, place]))
-        with synced(target / f"{place:06}.bin") as out:
-            for at in range(0, size, 2**24):
-                out.write(generator.bytes(min(2**24, size - at)))
-        progress(size)
-
-
 def made_files(folder, size_bytes, count, seed, progress=lambda count: None):
     """Return the paths of `count` files of random bytes, made once."""
-    sizes = [size_bytes // count] * count
-    parameters = {"kind": "objects", "sizes": sizes, "seed": seed}
-    name = f"objects-{count}-of-{size_bytes // count}-{seed}"
-    made = keep(folder, name, parameters, size_bytes, lambda target: write_random(target, sizes, seed, progress))
+    size = size_bytes // count
+
+    def write(target):
+        target.mkdir()
+        for place in range(count):
+            generator = np.random.Generator(np.random.SFC64([seed, place]))
+            with open(target / f"{place:06}.bin", "wb") as out:
+                for at in range(0, size, 2**24):
+                    out.write(generator.bytes(min(2**24, size - at)))
+            progress(size)
+
+    parameters = {"kind": "objects", "sizes": [size] * count, "seed": seed}
+    made = keep(folder, f"objects-{count}-of-{size}-{seed}", parameters, size_bytes, write)
     return sorted(str(path) for path in made.iterdir())
 
 

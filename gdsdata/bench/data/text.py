@@ -5,7 +5,7 @@ import os
 import numpy as np
 
 from gdsdata.bench.data import images, sources
-from gdsdata.bench.data.made import data_folder, keep, synced
+from gdsdata.bench.data.made import data_folder, keep
 
 WORDS, LONGEST_WORD = 4096, 9
 WORDS_A_TIME = 2**20
@@ -36,7 +36,7 @@ def write_text(target, size_bytes, seed, progress):
     letters = generator.integers(ord("a"), ord("z") + 1, starts[-1]).astype(np.uint8)
     letters[starts[1:] - 1] = ord(" ")
     left = size_bytes
-    with synced(target) as out:
+    with open(target, "wb") as out:
         while left:
             chosen = (WORDS * generator.random(WORDS_A_TIME) ** 3).astype(np.int64)
             ends = np.cumsum(lengths[chosen])

@@ -62,7 +62,7 @@ class Memory:
         if self.on_gpu:
             self.tensor = torch.empty(places * io_bytes, dtype=torch.uint8, device=device_name)
         else:
-            self.mapping, self.array = limits.huge_pages(places * io_bytes)
+            self.array = limits.huge_pages(places * io_bytes)
             self.tensor = torch.from_numpy(self.array)
 
     def fill(self):

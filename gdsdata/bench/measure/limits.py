@@ -34,13 +34,14 @@ EVENT = np.dtype([("data", "<u8"), ("obj", "<u8"), ("res", "<i8"), ("res2", "<i8
 AIO_READ, AIO_WRITE = 0, 1  # IOCB_CMD_PREAD, IOCB_CMD_PWRITE
 FILES = 256  # at most so many files are opened
 WRITES = ((2**20, 32), (8 * 2**20, 8))  # (bytes of a request, in flight)
+COPY_BYTES = 64 * 2**20
 COPYING_THREADS = 8  # at most: with ten and twelve no more came through (docs/design-decisions.md)
 
 
-def memory_copy(seconds, each_bytes=64 * 2**20, threads=None):
-    """Measure GB/s copied between buffers larger than the caches, by `threads` or one a core."""
-    threads = threads or min(COPYING_THREADS, len(os.sched_getaffinity(0)))
-    pairs = [(np.ones(each_bytes, np.uint8), np.ones(each_bytes, np.uint8)) for _ in range(threads)]
+def memory_copy(seconds):
+    """Measure GB/s copied between buffers larger than the caches, by a thread a core."""
+    threads = min(COPYING_THREADS, len(os.sched_getaffinity(0)))
+    pairs = [(np.ones(COPY_BYTES, np.uint8), np.ones(COPY_BYTES, np.uint8)) for _ in range(threads)]
     end = time.perf_counter() + seconds
 
     def copy(pair):
@@ -48,7 +49,7 @@ def memory_copy(seconds, each_bytes=64 * 2**20, threads=None):
         copied = 0
         while not copied or time.perf_counter() < end:  # once at least, also where a thread comes late
             np.copyto(target, source)
-            copied += each_bytes
+            copied += COPY_BYTES
         return copied
 
     started = time.perf_counter()
@@ -128,7 +129,7 @@ def direct_io(files, requests, depth, seconds=math.inf, write=False):
         due = len(indices) if write or seconds == math.inf else math.inf
         largest = int(lengths.max())
         room = -(-largest // system.PAGE) * system.PAGE
-        memory, buffers = huge_pages(depth * room)
+        buffers = huge_pages(depth * room)
         if write:  # a disk may know a shorter way for zeros
             buffers[:] = np.random.default_rng(0).integers(0, 256, len(buffers), np.uint8)
         blocks = np.zeros(depth, IOCB)
@@ -199,17 +200,17 @@ def durable_writes(folder, size_bytes):
 
 
 def huge_pages(size):
-    """Return (mmap, uint8 array) of touched memory, in one piece if the system allows."""
+    """Return a uint8 array of touched memory, in one piece if the system allows."""
     # 1 MiB in scattered pages is 256 pieces to the disk: virtio then gave 1.3 GB/s, not 2.3.
     huge = 2**21
     memory = mmap.mmap(-1, size + huge, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # a kernel without them
         memory.madvise(mmap.MADV_HUGEPAGE)
-    array = np.frombuffer(memory, np.uint8)
+    array = np.frombuffer(memory, np.uint8)  # which keeps the mapping
     start = -array.ctypes.data % huge
     buffers = array[start : start + size]
     buffers[:: system.PAGE] = 1
-    return memory, buffers
+    return buffers
 
 
 def sequential_requests(files, size):
@@ -222,9 +223,9 @@ def sequential_requests(files, size):
     return lambda count: (indices, offsets, np.full(len(indices), size, np.uint64))
 
 
-def sample_requests(source, alignment, seed=0):
+def sample_requests(source, alignment):
     """Return requests for random samples of a Source, widened to the alignment."""
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     usable = min(len(source.files), FILES)
     firsts = source.first_ids[: usable + 1]
     headers = np.array(source.headers[:usable])

@@ -6,7 +6,6 @@ import torch
 
 from gdsdata.bench.data import images, sources
 from gdsdata.bench.peers.protocols import BatchPeer
-from gdsdata.bench.peers.registry import serves
 
 
 class ImageTruth:
@@ -23,8 +22,7 @@ def truth_of(source):
     return ImageTruth(source) if source.kind == "images" else sources.Truth(source)
 
 
-@serves("train")
-class Ceiling(BatchPeer):
+class Ceiling(BatchPeer, serves="train"):
     key, name = "ceiling", "zero-I/O ceiling"
     setting = "the same loop on one batch, which stays on the device: no loader can be faster"
     path = "none"

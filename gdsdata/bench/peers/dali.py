@@ -3,8 +3,7 @@
 import os
 
 from gdsdata.bench.measure import device
-from gdsdata.bench.peers.protocols import BatchPeer, shuffled
-from gdsdata.bench.peers.registry import serves
+from gdsdata.bench.peers.protocols import BatchPeer
 
 MOST_THREADS = 16
 SHUFFLE_BUFFER = 256  # samples
@@ -30,10 +29,9 @@ class Dali(BatchPeer):
         """Return the pipeline's output; "reader" starts each epoch with a whole batch."""
         from nvidia.dali import fn
 
-        order = shuffled(self.source.samples, self.seed, 0).tolist()
         batch = fn.readers.numpy(
             device=self.reader_device,
-            files=[self.source.files[index] for index in order],
+            files=[self.source.files[index] for ids in self.shuffled(0) for index in ids.tolist()],
             name="reader",
             pad_last_batch=True,  # The next epoch then starts with the first file.
             **({"dont_use_mmap": False} if self.reader_device == "cpu" else {}),
@@ -63,23 +61,20 @@ class Dali(BatchPeer):
         self.iterator = iterator  # An iterator cannot start again if its epoch was broken off.
 
 
-@serves("loader")
-class DaliMapped(Dali):
+class DaliMapped(Dali, serves="loader"):
     key, name = "dali_mmap", "DALI readers.numpy, cpu"
     setting = "DALI: readers.numpy(device='cpu') over mapped files, then .gpu(); one shuffled list for every epoch"
     path, kinds, devices = "mmap", ("npy",), ("cuda",)
 
 
-@serves("loader")
-class DaliCufile(Dali):
+class DaliCufile(Dali, serves="loader"):
     key, name = "dali_gpu", "DALI readers.numpy, gpu"
     setting = "DALI: readers.numpy(device='gpu'), which reads with cuFile; one shuffled list for every epoch"
     path, kinds, devices = "cuFile", ("npy",), ("cuda",)
     reader_device = "gpu"
 
 
-@serves("train")
-class DaliImages(Dali):
+class DaliImages(Dali, serves="train"):
     key, name = "dali", "DALI readers.webdataset"
     setting = f"DALI: readers.webdataset, mixed in a buffer of {SHUFFLE_BUFFER}, decoders.image (on a GPU mixed)"
     path, kinds = "read", ("images",)
@@ -95,6 +90,5 @@ class DaliImages(Dali):
         return (batch.permute(0, 3, 1, 2) for batch in super().epoch(epoch))
 
 
-@serves("train")
-class DaliVolumes(DaliMapped):
+class DaliVolumes(DaliMapped, serves="train"):
     key, kinds = "dali", ("volumes",)

@@ -5,14 +5,12 @@ import torch
 from gdsdata.bench.measure import device
 from gdsdata.bench.peers.kvikio import cufile_way
 from gdsdata.bench.peers.protocols import UnsyncedTensorPeer
-from gdsdata.bench.peers.registry import serves
 
 # The settings of the table in DeepNVMe's README (DeepSpeedExamples, deepnvme/file_access).
 BLOCK_BYTES, DEPTH, SINGLE_SUBMIT, OVERLAP_EVENTS, THREADS = 2**20, 128, True, True, 1
 
 
-@serves("tensor")
-class DeepNvme(UnsyncedTensorPeer):
+class DeepNvme(UnsyncedTensorPeer, serves="tensor"):
     """Its operator is built at first use, by a compiler, with libaio, in minutes."""
 
     key, name, package = "deepnvme_aio", "DeepNVMe, aio_handle", "deepspeed"
@@ -21,8 +19,7 @@ class DeepNvme(UnsyncedTensorPeer):
     builder, handle_name, path = "AsyncIOBuilder", "aio_handle", "O_DIRECT"
     tried, direct = True, True
 
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
+    def open(self):
         import deepspeed.ops.op_builder
 
         operator = getattr(deepspeed.ops.op_builder, self.builder)().load(verbose=False)
@@ -54,8 +51,7 @@ class DeepNvme(UnsyncedTensorPeer):
         self.handle = self.memory = None
 
 
-@serves("tensor")
-class DeepNvmeGds(DeepNvme):
+class DeepNvmeGds(DeepNvme, serves="tensor"):
     key, name = "deepnvme_gds", "DeepNVMe, gds_handle"
     setting = f"deepspeed's gds_handle.sync_pread and sync_pwrite, registered memory that is kept: {DeepNvme.how}"
     builder, handle_name = "GDSBuilder", "gds_handle"

@@ -9,11 +9,9 @@ import torch
 from gdsdata.bench.data import copies
 from gdsdata.bench.measure import device
 from gdsdata.bench.peers.protocols import BatchPeer
-from gdsdata.bench.peers.registry import serves
 
 
-@serves("loader")
-class Ffcv(BatchPeer):
+class Ffcv(BatchPeer, serves="loader"):
     """Compiles code while it first reads, untimed; so its files are never cold."""
 
     key, name, package, stored_as = "ffcv", "FFCV", "ffcv", "beton"

@@ -23,11 +23,11 @@ from gdsdata.bench.peers.protocols import (
     WHOLE,
     CheckpointPeer,
     LoadPeer,
+    Peer,
     TransferPeer,
     UnsyncedTensorPeer,
     flat_bytes,
 )
-from gdsdata.bench.peers.registry import serves
 from gdsdata.io import engine
 
 TUNED = {"num_threads": 16, "task_size": 16 * 2**20}
@@ -60,59 +60,54 @@ def cufile_way():
     return "cuFile" if engine.cufile_dma_is_possible() else "cuFile, compatibility mode"
 
 
-def way(file, on_gpu, writes):
-    """Return the path of bytes between an open `file` and memory."""
-    import kvikio.defaults
-
-    if on_gpu and not kvikio.defaults.is_compat_mode_preferred():
-        return cufile_way()
-    direct = setting("auto_direct_io_write" if writes else "auto_direct_io_read")
-    return "POSIX, O_DIRECT" if direct and file.is_direct_io_supported() else "POSIX"
-
-
-def open_file(path, mode):
-    import kvikio
-
-    return kvikio.CuFile(path, mode)
-
-
 def check_moved(path, moved_bytes, due_bytes):
     if moved_bytes != due_bytes:
         raise EOFError(f"{path}: kvikio moved {moved_bytes:,} of {due_bytes:,} bytes")
 
 
-@serves("load")
-class Load(LoadPeer):
+class OfCuFile(Peer):
+    """Comes before a peer that opens a file, by which its `path` is known."""
+
+    package = "kvikio"
+
+    def opened(self, path, mode, writes=False):
+        import kvikio.defaults
+
+        file = kvikio.CuFile(path, mode)
+        direct = setting("auto_direct_io_write" if writes else "auto_direct_io_read")
+        self.path = "POSIX, O_DIRECT" if direct and file.is_direct_io_supported() else "POSIX"
+        if self.on_gpu and not kvikio.defaults.is_compat_mode_preferred():
+            self.path = cufile_way()
+        return file
+
+
+class Load(OfCuFile, LoadPeer, serves="load"):
     key, name = "kvikio", "kvikio, defaults"
     setting = "kvikio.CuFile.read into one tensor, defaults"
-    package, devices = "kvikio", ("cuda",)
+    devices = ("cuda",)
     options: dict[str, Any] = {}
 
     def load(self):
         configure(self.options)
         tensor, source = self.buffer(), self.source
-        with open_file(source.path, "r") as file:
-            self.path = way(file, self.on_gpu, writes=False)
+        with self.opened(source.path, "r") as file:
             check_moved(source.path, file.read(tensor, source.bytes, source.start), source.bytes)
         return {WHOLE: tensor}
 
 
-@serves("load")
-class LoadTuned(Load):
+class LoadTuned(Load, serves="load"):
     key, name = "kvikio_16", "kvikio, 16 threads"
     setting = "the same with 16 threads and tasks of 16 MiB"
     options = TUNED
 
 
-@serves("load")
-class LoadPosix(Load):
+class LoadPosix(Load, serves="load"):
     key, name = "kvikio_posix", "kvikio, 16 threads, POSIX"
     setting = "the same with compat_mode ON: POSIX reads, which use the page cache"
     options = TUNED | {"compat_mode": "ON"}
 
 
-@serves("checkpoint")
-class Checkpoint(CheckpointPeer):
+class Checkpoint(CheckpointPeer, serves="checkpoint"):
     key, name = "kvikio", "kvikio, 16 threads"
     setting = (
         "kvikio.CuFile: pwrite of every tensor into one bare file; pread of every tensor of a safetensors file, whose "
@@ -129,7 +124,9 @@ class Checkpoint(CheckpointPeer):
         self.way_out = self.way_in = "POSIX" if kvikio.defaults.is_compat_mode_preferred() else "cuFile"
 
     def save(self, state, path):
-        with open_file(path, "w") as file:
+        import kvikio
+
+        with kvikio.CuFile(path, "w") as file:
             at, under_way = 0, []
             for flat in map(flat_bytes, state.values()):
                 under_way.append(file.pwrite(flat, flat.nbytes, at))
@@ -137,36 +134,36 @@ class Checkpoint(CheckpointPeer):
             check_moved(path, sum(one.get() for one in under_way), at)
 
     def load(self, into, path):
+        import kvikio
+
         source = describe_safetensors(path, "", "")
-        with open_file(path, "r") as file:
+        with kvikio.CuFile(path, "r") as file:
             begins = {name: source.start + begin for name, (begin, _) in source.tensors.items()}
             wanted = [(flat_bytes(tensor), begins[name]) for name, tensor in into.items()]
             under_way = [file.pread(flat, flat.nbytes, begin) for flat, begin in wanted]
             check_moved(path, sum(one.get() for one in under_way), source.bytes)
 
 
-@serves("io")
-class Transfers(TransferPeer):
+class Transfers(OfCuFile, TransferPeer, serves="io"):
     """To and from a GPU by way of kvikio's pinned memory."""
 
-    key, name, package, submit, xfer = "kvikio", "kvikio", "kvikio", "batch", "any"
+    key, name, submit, xfer = "kvikio", "kvikio", "batch", "any"
     setting = (
         "kvikio.CuFile.pread and pwrite by POSIX (O_DIRECT, but for the page cache), batches of futures; as many "
         "threads as case.threads, at most 64"
     )
     options: dict[str, Any] = {"compat_mode": "ON"}
 
-    def __init__(self, work, memory, device_name, engine):
-        super().__init__(work, memory, device_name, engine)
+    def open(self):
+        work = self.work
         configure(self.options | {"num_threads": min(work.threads, 64)})
         if setting("auto_direct_io_read") is not None:
             direct = work.cache != "warm"
             configure({"auto_direct_io_read": direct, "auto_direct_io_write": direct})
         if work.writes:
             os.close(new_file(work.path, work.file_bytes))
-        self.file = open_file(work.path, "r+" if work.writes else "r")
-        self.path = way(self.file, self.on_gpu, work.writes)
-        self.part = memory.tensor if self.on_gpu else memory.array
+        self.file = self.opened(work.path, "r+" if work.writes else "r", work.writes)
+        self.part = self.memory.tensor if self.on_gpu else self.memory.array
 
     def move(self, place, offsets):
         device.wait_for_stream(self.device)  # which has made what is to be written
@@ -186,8 +183,7 @@ class Transfers(TransferPeer):
         self.file.close()
 
 
-@serves("io")
-class CuFileTransfers(Transfers):
+class CuFileTransfers(Transfers, serves="io"):
     key, name, xfer = "kvikio_cufile", "kvikio cuFile", "gpu"
     caches, devices = CuFile.caches, CuFile.devices
     setting = "the same by cuFile, which is given transfers of every size"
@@ -195,13 +191,11 @@ class CuFileTransfers(Transfers):
     lacks = CuFile.lacks
 
 
-@serves("tensor")
-class Tensor(UnsyncedTensorPeer):
-    key, name, package = "kvikio", "kvikio", "kvikio"
+class Tensor(OfCuFile, UnsyncedTensorPeer, serves="tensor"):
+    key, name = "kvikio", "kvikio"
     setting = "kvikio.CuFile.read into one tensor that is kept, and write; 16 threads and tasks of 16 MiB; then fsync"
 
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
+    def open(self):
         configure(TUNED)
         self.tensor = self.empty()
 
@@ -211,20 +205,14 @@ class Tensor(UnsyncedTensorPeer):
         return self.tensor
 
     def store(self, tensor, path):
-        with self.opened(path, "r+" if self.state == "in_place" else "w") as file:
+        with self.opened(path, "r+" if self.state == "in_place" else "w", writes=True) as file:
             check_moved(path, file.write(self.plain(tensor), self.tensor_bytes), self.tensor_bytes)
-
-    def opened(self, path, mode):
-        file = open_file(path, mode)
-        self.path = way(file, self.on_gpu, mode != "r")
-        return file
 
     def plain(self, tensor):
         return tensor if self.on_gpu else tensor.numpy()
 
 
-@serves("remote")
-class RemoteHandle(RemotePeer):
+class RemoteHandle(RemotePeer, serves="remote"):
     key, name, package = "kvikio", "kvikio RemoteFile", "kvikio"
     setting = "kvikio.RemoteFile.pread after open_s3, twice as many under way as its threads"
 
@@ -247,32 +235,32 @@ class RemoteHandle(RemotePeer):
         os.environ.update(self.access.environment())
         return {key: kvikio.RemoteFile.open_s3(self.access.bucket, key, size) for key, size in sizes}
 
-    def read(self, feed, take):
-        under_way: collections.deque = collections.deque()
-        for place, piece in feed:
-            memory = self.memory(piece.length)
-            under_way.append((place, memory, self.files[piece.key].pread(memory, piece.length, piece.offset)))
-            if len(under_way) >= 2 * self.connections:
-                self.take_first(under_way, take)
-        while under_way:
-            self.take_first(under_way, take)
-
-    def memory(self, size_bytes):
-        if device.is_cuda(self.device):
+    def buffer(self, size_bytes):
+        if self.on_gpu:
             return torch.empty(size_bytes, dtype=torch.uint8, device=self.device)
         return np.empty(size_bytes, np.uint8)
 
-    def take_first(self, under_way, take):
-        place, memory, done = under_way.popleft()
-        done.get()
-        take(place, memory)
+    def read(self, feed, take):
+        under_way: collections.deque = collections.deque()
+
+        def take_first():
+            place, memory, done = under_way.popleft()
+            done.get()
+            take(place, memory)
+
+        for place, piece in feed:
+            memory = self.buffer(piece.length)
+            under_way.append((place, memory, self.files[piece.key].pread(memory, piece.length, piece.offset)))
+            if len(under_way) >= 2 * self.connections:
+                take_first()
+        while under_way:
+            take_first()
 
     def close(self):
         self.files.clear()
 
 
-@serves("remote")
-class HttpHandle(RemoteHandle):
+class HttpHandle(RemoteHandle, serves="remote"):
     key, name = "kvikio_http", "kvikio RemoteFile, HTTP"
     setting = "the same after open_http of URLs that are signed before"
 

@@ -15,7 +15,6 @@ import torch.distributed
 
 from gdsdata.bench.data import checkpoints
 from gdsdata.bench.data.made import keep
-from gdsdata.bench.peers.registry import serves
 from gdsdata.bench.peers.replicas import ReplicaPeer
 
 WORD_BYTES = 4
@@ -59,8 +58,7 @@ def write_folder(target, checkpoint):
         saver.save(target, ocp.args.PyTreeSave(words))
 
 
-@serves("replicas")
-class SingleReplica(ReplicaPeer):
+class SingleReplica(ReplicaPeer, serves="replicas"):
     key, name, package = "orbax", "orbax, single replica", "orbax.checkpoint"
     setting = (
         "orbax's PyTreeRestore with SingleReplicaArrayHandler: rank 0 reads, and sends by JAX's gloo; "
@@ -69,8 +67,7 @@ class SingleReplica(ReplicaPeer):
     kinds, devices, path = ("dcp",), ("cpu",), "rank 0"
     caches: tuple[str, ...] = ("warm",)  # The bench drops DCP's files from the page cache, and not these.
 
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
+    def open(self):
         self.sharding = sharding_of_replicas()
         if torch.distributed.get_rank() == 0:
             self.make_folder()
@@ -112,8 +109,7 @@ class SingleReplica(ReplicaPeer):
         return {name: torch.from_dlpack(array.addressable_data(0)) for name, array in arrays.items()}
 
 
-@serves("replicas")
-class EachReplica(SingleReplica):
+class EachReplica(SingleReplica, serves="replicas"):
     key, name, path = "orbax_alone", "orbax, each rank", "read"
     setting = "the same with ArrayHandler: each rank reads all"
 

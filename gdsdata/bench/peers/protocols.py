@@ -1,5 +1,6 @@
 """The base classes of rows, by the work of their cases; also of your own rows."""
 
+import collections
 import contextlib
 import functools
 import importlib
@@ -12,11 +13,14 @@ import torch
 
 from gdsdata.bench.data.made import sync
 from gdsdata.bench.measure import device
-from gdsdata.bench.peers.registry import derived
+from gdsdata.bench.peers.registry import REGISTERED, derived
 
 
 class Peer:
-    """One way to do a case's work. Empty `kinds` and `caches` mean all of the case's."""
+    """One way to do a case's work. Empty `kinds` and `caches` mean all of the case's.
+
+    A class names the cases that it `serves` in its head, with a space between two of them.
+    """
 
     key = ""  # its name in case.rows
     name = ""
@@ -27,6 +31,11 @@ class Peer:
     caches: tuple[str, ...] = ()
     devices: tuple[str, ...] = ("cpu", "cuda")
     device: str
+
+    def __init_subclass__(cls, serves="", **more):
+        super().__init_subclass__(**more)
+        for case in serves.split():
+            REGISTERED[case].append(cls)
 
     @functools.cached_property
     def on_gpu(self):
@@ -50,20 +59,25 @@ class Peer:
         """Release files, threads and mappings."""
 
 
-def counted(statistics):
-    """Return {path: bytes} of an engine's statistics; paths that served bytes alone."""
-    return {path: count for path, count in statistics["bytes"].items() if count}
+class OpenedPeer(Peer):
+    """`open` is the last part of making it."""
+
+    def open(self):
+        """Open files and start threads."""
+
+
+def counted(*statistics):
+    """Return {path: bytes} of engines' statistics; paths that served bytes alone."""
+    found: collections.Counter[str] = collections.Counter()
+    for one in statistics:
+        found.update(one["bytes"])
+    return +found
 
 
 # ------------------------------------------------------------------------------------------------ loader, train
 
 
-def shuffled(samples, seed, epoch):
-    """Return an epoch's order, drawn as torch's RandomSampler draws it."""
-    return torch.randperm(samples, generator=torch.Generator().manual_seed(seed + epoch))
-
-
-class BatchPeer(Peer):
+class BatchPeer(OpenedPeer):
     """Gives shuffled batches (B, *shape) on the device; a GPU widens them itself.
 
     It is complete when it is made, and its making is timed. A class has `epoch(epoch)`, an iterator
@@ -85,8 +99,10 @@ class BatchPeer(Peer):
         self.widens_here = self.as_int64 and not self.on_gpu  # else the GPU does
         self.open()
 
-    def open(self):
-        """Part of making it."""
+    def shuffled(self, epoch):
+        """Return the ids of an epoch's batches, drawn as torch's RandomSampler draws them."""
+        generator = torch.Generator().manual_seed(self.seed + epoch)
+        return torch.randperm(self.source.samples, generator=generator).split(self.batch_size)
 
     def settle(self):
         """Do what is not timed; return the next epoch, and (if not 0) set `first_batch_s`.
@@ -108,8 +124,7 @@ class BatchPeer(Peer):
         """Return the sample ids of each batch; None if only its bytes show them."""
         if not self.knows_ids or self.source.kind == "images":
             return [None] * batches
-        ids = shuffled(self.source.samples, self.seed, epoch).numpy()
-        return [ids[at * self.batch_size : (at + 1) * self.batch_size] for at in range(batches)]
+        return [ids.numpy() for ids in self.shuffled(epoch)[:batches]]
 
     def facts(self):
         """More fields of the row in results.json."""
@@ -190,9 +205,9 @@ class ChoosesWorkers(WorkersPeer):
 
 
 def saving(loader, saver, key, devices=("cpu", "cuda")):
-    """Make the row of case=train whose loop also saves with `saver`, an AsyncPeer."""
+    """Register the row of case=train whose loop also saves with `saver`, an AsyncPeer."""
     name, setting = f"{loader.name} + {saver.name}", f"the same as {loader.key}, and {saver.setting}"
-    return derived(loader, key=key, name=name, setting=setting, saver=saver, devices=devices)
+    derived(loader, serves="train", key=key, name=name, setting=setting, saver=saver, devices=devices)
 
 
 # ------------------------------------------------------------------------------------------------ load
@@ -200,18 +215,19 @@ def saving(loader, saver, key, devices=("cpu", "cuda")):
 WHOLE = ""  # the name of a tensor that is the whole file's data
 
 
-class LoadPeer(Peer):
+class LoadPeer(OpenedPeer):
     """Loads a data.checkpoints.Checkpoint.
 
-    Nothing is opened by making it. On the CPU it copies what a mapping would only promise, so that
-    every row has moved its bytes. A class has `load()`, which returns {name: tensor on the device},
-    or {WHOLE: one tensor of all data bytes} if it knows no safetensors.
+    Its files are opened by loading them. On the CPU it copies what a mapping would only promise, so
+    that every row has moved its bytes. A class has `load()`, which returns {name: tensor on the
+    device}, or {WHOLE: one tensor of all data bytes} if it knows no safetensors.
     """
 
     reads_torch_file = False
 
     def __init__(self, source, device_name, engine=None):
         self.source, self.device, self.engine = source, device_name, engine or {}
+        self.open()
 
     @property
     def file(self):
@@ -288,6 +304,20 @@ def fill(into, tensors):
         target.copy_(tensors[name])
 
 
+class DcpCheckpointPeer(CheckpointPeer):
+    """Has torch's DCP save and load, with what `writing(path)` and `reading(path)` return."""
+
+    saves = loads = "dcp"
+    writing: Callable[[str], dict[str, Any]]
+    reading: Callable[[str], dict[str, Any]]
+
+    def save(self, state, path):
+        torch_dcp().save({"model": state}, **self.writing(path), no_dist=True)
+
+    def load(self, into, path):
+        torch_dcp().load({"model": into}, **self.reading(path), no_dist=True)
+
+
 class Borrowed(CheckpointPeer):
     """A LoadPeer as a row of case=checkpoint: its tensors are copied on the device."""
 
@@ -298,17 +328,17 @@ class Borrowed(CheckpointPeer):
         fill(into, self.library(types.SimpleNamespace(path=path), self.device).load())
 
 
-def borrowed(library):
+def borrowed(library, serves=""):
     """Make the row of case=checkpoint of a LoadPeer that knows safetensors."""
     said = {name: getattr(library, name) for name in ("key", "name", "package", "__module__")}
     setting = f"{library.setting}; its tensors are then copied on the GPU"
-    return derived(Borrowed, **said, library=library, way_in=library.path, setting=setting)
+    return derived(Borrowed, serves, **said, library=library, way_in=library.path, setting=setting)
 
 
 # ------------------------------------------------------------------------------------------------ io
 
 
-class TransferPeer(Peer):
+class TransferPeer(OpenedPeer):
     """Carries a data.transfers.Work between a file and a data.transfers.Memory.
 
     A class has `move(place, offsets)`, which carries one call's transfers, from or to the places
@@ -321,8 +351,9 @@ class TransferPeer(Peer):
     caches: tuple[str, ...] = ("cold", "warm", "direct")
 
     def __init__(self, work, memory, device_name, engine):
-        self.work, self.memory, self.device = work, memory, device_name
+        self.work, self.memory, self.device, self.engine = work, memory, device_name, engine or {}
         self.path = ""
+        self.open()
 
     def shares(self):
         """Return how many transfers each of the calls under way carries."""
@@ -342,7 +373,7 @@ class TransferPeer(Peer):
 # ------------------------------------------------------------------------------------------------ latency, tensor
 
 
-class TensorPeer(Peer):
+class TensorPeer(OpenedPeer):
     """Reads and writes one uint8 tensor; whatever it makes before is kept.
 
     In state `replaced` a write makes a new file that then takes the old one's name, so a crash
@@ -361,6 +392,7 @@ class TensorPeer(Peer):
     def __init__(self, file, tensor_bytes, state, device_name, engine=None):
         self.file, self.tensor_bytes, self.state, self.device = file, tensor_bytes, state, device_name
         self.engine = engine or {}
+        self.open()
 
     @classmethod
     def can(cls, work, state, tensor_bytes):

@@ -1,7 +1,8 @@
-"""The rows of each case: modules of libraries register the classes that serve it.
+"""The rows of each case: classes in the modules of their libraries.
 
-A row of your own needs no registration: `case.rows=[gdsdata,package.module:Class]`. `protocols`
-says what a class of each case has.
+`class Row(LoadPeer, serves="load")` registers a row of that case. A row of your own needs no
+registration: `case.rows=[gdsdata,package.module:Class]`. `protocols` says what a class of each case
+has.
 """
 
 import collections
@@ -16,28 +17,15 @@ from gdsdata.bench.measure import device
 LIBRARIES = (
     "ceiling", "gdsdata.batches", "gdsdata.tensors", "gdsdata.checkpoints", "gdsdata.replicas", "gdsdata.transfers",
     "gdsdata.remote", "by_hand.windows", "by_hand.volumes", "by_hand.files", "by_hand.gathered", "dali",
-    "torch_dataloader", "webdataset", "mosaic", "litdata", "ffcv", "spdl", "torch_checkpoints", "safetensors",
-    "torch_checkpointing", "torchsnapshot", "instanttensor", "fastsafetensors", "runai", "kvikio", "torch_gds",
-    "deepnvme", "orbax", "obstore", "awscrt", "s3fs", "pyarrow_fs", "boto3", "remote_shards",
-    "remote_checkpoints",
+    "torch_dataloader", "shards", "ffcv", "spdl", "torch_checkpoints", "safetensors", "checkpoint_libraries",
+    "safetensors_loaders", "kvikio", "torch_gds", "deepnvme", "orbax", "object_clients", "remote_checkpoints",
 )  # fmt: skip
 REGISTERED: dict[str, list] = collections.defaultdict(list)  # classes by case
 
 
-def serves(*cases):
-    """Register a class as a row of these cases."""
-
-    def register(peer):
-        for case in cases:
-            REGISTERED[case].append(peer)
-        return peer
-
-    return register
-
-
-def derived(*bases, **attributes):
-    """Make the class of a row that differs from `bases` by attributes alone."""
-    return type(bases[0].__name__, bases, {"__module__": bases[0].__module__} | attributes)
+def derived(base, serves="", **attributes):
+    """Make the class of a row that differs from `base` by attributes alone."""
+    return type(base)(base.__name__, (base,), {"__module__": base.__module__} | attributes, serves=serves)
 
 
 @functools.cache

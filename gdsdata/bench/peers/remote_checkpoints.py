@@ -7,11 +7,9 @@ import os
 import torch
 
 from gdsdata.bench.data import objects
-from gdsdata.bench.peers.awscrt import AwsCrt
-from gdsdata.bench.peers.object_clients import Feed
-from gdsdata.bench.peers.obstore import Obstore
-from gdsdata.bench.peers.protocols import THREADS, CheckpointPeer, torch_dcp
-from gdsdata.bench.peers.registry import derived, serves
+from gdsdata.bench.peers.object_clients import AwsCrt, Feed, Obstore
+from gdsdata.bench.peers.protocols import THREADS, CheckpointPeer, DcpCheckpointPeer
+from gdsdata.bench.peers.registry import derived
 
 PART_BYTES, CONNECTIONS = 8 * 2**20, 16
 
@@ -64,39 +62,31 @@ def downloaded(client, loads):
     reads = {"pt": "torch.load", "safetensors": "safetensors.torch.load"}[loads]
     said = {"key": f"{client.key}_{loads}", "name": f"{client.name} + {reads}", "package": client.package}
     setting = f"{client.setting}, in parts of 8 MiB, {CONNECTIONS} at a time, and {reads} of the whole from memory"
-    return derived(Downloaded, **said, client=client, loads=loads, setting=setting)
+    derived(Downloaded, serves="remote", **said, client=client, loads=loads, setting=setting)
 
 
 for one in (Obstore, AwsCrt):
     for form in ("safetensors", "pt"):
-        serves("remote")(downloaded(one, form))
+        downloaded(one, form)
 
 
-@serves("remote")
-class FsspecDcp(Stored):
+class FsspecDcp(Stored, DcpCheckpointPeer, serves="remote"):
     key, name, package = "fsspec_dcp", "torch DCP, s3fs", "s3fs"
     setting = (
         f'dcp.save of {{"model": state}} with torch\'s FsspecWriter(thread_count={THREADS}), and dcp.load with '
         "FsspecReader, over s3fs"
     )
-    saves = loads = "dcp"
     fills = True
 
-    def writer(self, path):
+    def writing(self, path):
         from torch.distributed.checkpoint.fsspec_filesystem import FsspecWriter
 
-        return FsspecWriter(path, thread_count=THREADS, sync_files=False)
+        return {"storage_writer": FsspecWriter(path, thread_count=THREADS, sync_files=False)}
 
-    def reader(self, path):
+    def reading(self, path):
         from torch.distributed.checkpoint.fsspec_filesystem import FsspecReader
 
-        return FsspecReader(path)
-
-    def save(self, state, path):
-        torch_dcp().save({"model": state}, storage_writer=self.writer(path), no_dist=True)
-
-    def load(self, into, path):
-        torch_dcp().load({"model": into}, storage_reader=self.reader(path), no_dist=True)
+        return {"storage_reader": FsspecReader(path)}
 
 
 def s3torch_options():
@@ -107,24 +97,22 @@ def s3torch_options():
     return {"region": os.environ["AWS_REGION"], "s3client_config": config}
 
 
-@serves("remote")
-class S3TorchDcp(FsspecDcp):
+class S3TorchDcp(FsspecDcp, serves="remote"):
     key, name, package = "s3torch_dcp", "s3torchconnector DCP", "s3torchconnector"
     setting = f"the same with s3torchconnector's S3StorageWriter(thread_count={THREADS}) and S3StorageReader"
 
-    def writer(self, path):
+    def writing(self, path):
         from s3torchconnector.dcp import S3StorageWriter
 
-        return S3StorageWriter(path=path, thread_count=THREADS, **s3torch_options())
+        return {"storage_writer": S3StorageWriter(path=path, thread_count=THREADS, **s3torch_options())}
 
-    def reader(self, path):
+    def reading(self, path):
         from s3torchconnector.dcp import S3StorageReader
 
-        return S3StorageReader(path=path, **s3torch_options())
+        return {"storage_reader": S3StorageReader(path=path, **s3torch_options())}
 
 
-@serves("remote")
-class S3TorchPt(Stored):
+class S3TorchPt(Stored, serves="remote"):
     key, name, package = "s3torch_pt", "s3torchconnector + torch.load", "s3torchconnector"
     setting = "torch.save to S3Checkpoint.writer, and torch.load(weights_only=True) of S3Checkpoint.reader"
     saves = loads = "pt"

@@ -22,14 +22,15 @@ class ReplicaPeer(LoadPeer):
 
 
 def by_itself(library, *kinds):
-    """Make the row of case=replicas of a LoadPeer: each rank loads by itself."""
-    return derived(library, kinds=kinds, setting=f"{library.setting}; each rank by itself")
+    """Register a LoadPeer as a row of case=replicas: each rank loads by itself."""
+    derived(library, serves="replicas", kinds=kinds, setting=f"{library.setting}; each rank by itself")
 
 
 def in_group(library, how):
-    """Make the row of case=replicas of a LoadPeer that loads with the group, if `together`."""
+    """Register a LoadPeer as a row of case=replicas that loads with the group."""
     said = {"key": f"{library.key}_group", "name": f"{library.name}, distributed"}
-    return derived(library, **said, setting=f"{library.setting}; {how}", kinds=("safetensors",), together=True)
+    setting = f"{library.setting}; {how}"
+    derived(library, serves="replicas", **said, setting=setting, kinds=("safetensors",), together=True)
 
 
 class BroadcastPeer(ReplicaPeer):

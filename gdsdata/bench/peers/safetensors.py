@@ -1,12 +1,10 @@
 """safetensors: rows of case=load and case=checkpoint."""
 
 from gdsdata.bench.peers.protocols import CheckpointPeer, LoadPeer
-from gdsdata.bench.peers.registry import serves
 from gdsdata.bench.peers.replicas import BroadcastPeer, by_itself
 
 
-@serves("load")
-class Load(LoadPeer):
+class Load(LoadPeer, serves="load"):
     key, name = "safetensors", "safetensors"
     setting = "safetensors.torch.load_file(device=); on the CPU its tensors are copied out of the mapping"
     package = "safetensors"
@@ -18,18 +16,16 @@ class Load(LoadPeer):
         return self.copied(load_file(self.source.path, device=self.device))
 
 
-serves("replicas")(by_itself(Load, "safetensors"))
+by_itself(Load, "safetensors")
 
 
-@serves("replicas")
-class LoadedByRank0(BroadcastPeer):
+class LoadedByRank0(BroadcastPeer, serves="replicas"):
     key, name = "safetensors_broadcast", "safetensors, broadcast"
     setting = "rank 0: safetensors.torch.load_file(device=); then torch.distributed.broadcast of each tensor"
     library, kinds = Load, ("safetensors",)
 
 
-@serves("checkpoint")
-class Checkpoint(CheckpointPeer):
+class Checkpoint(CheckpointPeer, serves="checkpoint"):
     key, name = "safetensors", "safetensors"
     setting = "save_file; safe_open(device=), each tensor of which is copied (on the CPU, out of the mapped file)"
     package = "safetensors"

@@ -6,14 +6,12 @@ import torch
 
 from gdsdata.bench.measure import device
 from gdsdata.bench.peers.by_hand.volumes import VolumeReader
-from gdsdata.bench.peers.protocols import BatchPeer, shuffled
-from gdsdata.bench.peers.registry import serves
+from gdsdata.bench.peers.protocols import BatchPeer
 
 AHEAD = 4  # batches
 
 
-@serves("loader")
-class Spdl(BatchPeer):
+class Spdl(BatchPeer, serves="loader"):
     """Threads that read a batch each; to a GPU by way of pinned memory."""
 
     key, name, package, path, kinds = "spdl", "SPDL", "spdl", "read", ("npy",)
@@ -36,15 +34,14 @@ class Spdl(BatchPeer):
     def in_host_memory(self, epoch):
         from spdl.pipeline import PipelineBuilder
 
-        order = shuffled(self.source.samples, self.seed, epoch).split(self.batch_size)
-        builder = PipelineBuilder().add_source(order).pipe(self.batch, concurrency=self.threads, output_order="input")
+        ids = self.shuffled(epoch)
+        builder = PipelineBuilder().add_source(ids).pipe(self.batch, concurrency=self.threads, output_order="input")
         pipeline = builder.add_sink(AHEAD).build(num_threads=self.threads)
         with pipeline.auto_stop():
             yield from pipeline
 
 
-@serves("train")
-class SpdlVolumes(Spdl):
+class SpdlVolumes(Spdl, serves="train"):
     kinds = ("volumes",)
 
     def delivered(self, batches):

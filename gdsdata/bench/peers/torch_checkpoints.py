@@ -5,13 +5,23 @@ from typing import Any
 
 import torch
 
-from gdsdata.bench.peers.protocols import THREADS, AsyncPeer, CheckpointPeer, LoadPeer, fill, torch_dcp
-from gdsdata.bench.peers.registry import serves
+from gdsdata.bench.peers.protocols import (
+    THREADS,
+    AsyncPeer,
+    CheckpointPeer,
+    DcpCheckpointPeer,
+    LoadPeer,
+    fill,
+    torch_dcp,
+)
 from gdsdata.bench.peers.replicas import BroadcastPeer, DcpPeer, ReplicaPeer, by_itself
 
 
-@serves("load")
-class TorchLoad(LoadPeer):
+def dcp_writer(path, **more):
+    return torch_dcp().FileSystemWriter(path, thread_count=THREADS, sync_files=True, **more)
+
+
+class TorchLoad(LoadPeer, serves="load"):
     key, name = "torch_load", "torch.load"
     setting = "torch.load(map_location=) of a .pt file with the same tensors"
     path = "read"
@@ -21,8 +31,7 @@ class TorchLoad(LoadPeer):
         return torch.load(self.source.torch_file, map_location=self.device)
 
 
-@serves("load")
-class TorchLoadMapped(TorchLoad):
+class TorchLoadMapped(TorchLoad, serves="load"):
     key, name = "torch_load_mmap", "torch.load, mmap"
     setting = "the same with mmap=True; on the CPU its tensors are copied out of the mapping"
     path = "mmap"
@@ -34,18 +43,16 @@ class TorchLoadMapped(TorchLoad):
 # ------------------------------------------------------------------------------------------------ replicas
 
 
-serves("replicas")(by_itself(TorchLoadMapped, "pt"))
+by_itself(TorchLoadMapped, "pt")
 
 
-@serves("replicas")
-class LoadedByRank0(BroadcastPeer):
+class LoadedByRank0(BroadcastPeer, serves="replicas"):
     key, name = "torch_broadcast", "torch.load mmap, broadcast"
     setting = "rank 0: torch.load(mmap=True, map_location=); then torch.distributed.broadcast of each tensor"
     library, kinds = TorchLoadMapped, ("pt",)
 
 
-@serves("replicas")
-class SetFromRank0(ReplicaPeer):
+class SetFromRank0(ReplicaPeer, serves="replicas"):
     """The model is made within the time, as the tensors of other rows are."""
 
     key, name = "torch_from_rank0", "torch broadcast_from_rank0"
@@ -64,8 +71,7 @@ class SetFromRank0(ReplicaPeer):
         return {name: parameter.detach() for name, parameter in model.items()}
 
 
-@serves("replicas")
-class DcpOfRanks(DcpPeer):
+class DcpOfRanks(DcpPeer, serves="replicas"):
     key, name = "dcp", "torch DCP"
     setting = 'dcp.load of {"model": tensors} with FileSystemReader, by all ranks'
 
@@ -73,8 +79,7 @@ class DcpOfRanks(DcpPeer):
         return self.loaded(torch_dcp().FileSystemReader(self.source.place))
 
 
-@serves("replicas")
-class DcpOfRank0(BroadcastPeer, DcpOfRanks):
+class DcpOfRank0(BroadcastPeer, DcpOfRanks, serves="replicas"):
     key, name = "dcp_broadcast", "torch DCP, broadcast"
     setting = "rank 0: the same with no_dist=True; then torch.distributed.broadcast of each tensor"
 
@@ -85,8 +90,7 @@ class DcpOfRank0(BroadcastPeer, DcpOfRanks):
 # ------------------------------------------------------------------------------------------------ checkpoint
 
 
-@serves("checkpoint")
-class TorchSave(CheckpointPeer):
+class TorchSave(CheckpointPeer, serves="checkpoint"):
     key, name = "torch", "torch.save"
     setting = "torch.save; torch.load(map_location=, weights_only=True), whose tensors are then copied"
     saves = loads = "pt"
@@ -99,8 +103,7 @@ class TorchSave(CheckpointPeer):
         fill(into, torch.load(path, map_location=self.device, weights_only=True))
 
 
-@serves("checkpoint")
-class TorchCheckpointMapped(CheckpointPeer):
+class TorchCheckpointMapped(CheckpointPeer, serves="checkpoint"):
     key, name = "torch_mmap", "torch.load, mmap"
     setting = "torch.load(mmap=True, weights_only=True), whose tensors are then copied out of the mapping"
     loads, kinds = "pt", ("load",)
@@ -110,30 +113,26 @@ class TorchCheckpointMapped(CheckpointPeer):
         fill(into, torch.load(path, map_location="cpu", mmap=True, weights_only=True))
 
 
-@serves("checkpoint")
-class TorchDcp(CheckpointPeer):
+class TorchDcp(DcpCheckpointPeer, serves="checkpoint"):
     key, name = "dcp", "torch DCP"
     setting = (
         f'dcp.save of {{"model": state}} with FileSystemWriter(thread_count={THREADS}, sync_files=True), and dcp.load '
         "with FileSystemReader"
     )
-    saves = loads = "dcp"
     is_stock = True
 
     def __init__(self, device_name, engine=None):
         super().__init__(device_name, engine)
-        self.dcp = torch_dcp()
+        torch_dcp()
 
-    def save(self, state, path):
-        writer = self.dcp.FileSystemWriter(path, thread_count=THREADS, sync_files=True)
-        self.dcp.save({"model": state}, storage_writer=writer, no_dist=True)
+    def writing(self, path):
+        return {"storage_writer": dcp_writer(path)}
 
-    def load(self, into, path):
-        self.dcp.load({"model": into}, storage_reader=self.dcp.FileSystemReader(path), no_dist=True)
+    def reading(self, path):
+        return {"storage_reader": torch_dcp().FileSystemReader(path)}
 
 
-@serves("checkpoint")
-class TorchAsync(AsyncPeer):
+class TorchAsync(AsyncPeer, serves="checkpoint"):
     key, name = "dcp_async", "torch dcp.async_save"
     setting = (
         f"dcp.async_save in threads, FileSystemWriter(thread_count={THREADS}, sync_files=True); one DefaultStager for "
@@ -152,23 +151,17 @@ class TorchAsync(AsyncPeer):
         self.opened.callback(self.stager.close)
 
     def save(self, state, step):
-        import torch.distributed.checkpoint as dcp
-
         self.saved = os.path.join(self.folder, f"step-{step}")
+        staging = {"storage_writer": self.caching, "checkpoint_id": self.saved}
+        if self.caching is None:
+            staging = {"storage_writer": dcp_writer(self.saved), "async_stager": self.stager}
         try:
-            if self.caching is None:
-                writer = dcp.FileSystemWriter(self.saved, thread_count=THREADS, sync_files=True)
-                more: dict[str, Any] = {"storage_writer": writer, "async_stager": self.stager}
-            else:
-                more = {"storage_writer": self.caching, "checkpoint_id": self.saved}
-            self.saving = dcp.async_save({"model": state}, no_dist=True, **more)
+            self.saving = torch_dcp().async_save({"model": state}, no_dist=True, **staging)
         except KeyError:
             if self.caching is not None:
                 raise
             # Torch 2.11 closes the stager after the first save.
-            self.caching = dcp.FileSystemWriter(
-                self.saved, thread_count=THREADS, sync_files=True, cache_staged_state_dict=True
-            )
+            self.caching = dcp_writer(self.saved, cache_staged_state_dict=True)
             self.save(state, step)
 
     def is_done(self):

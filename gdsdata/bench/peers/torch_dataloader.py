@@ -8,7 +8,6 @@ from gdsdata.bench.data import images
 from gdsdata.bench.peers.by_hand.volumes import VolumeReader
 from gdsdata.bench.peers.by_hand.windows import WindowGather, open_tokens
 from gdsdata.bench.peers.protocols import ChoosesWorkers, WorkersPeer, saving, worker_counts
-from gdsdata.bench.peers.registry import serves
 from gdsdata.bench.peers.torch_checkpoints import DcpAsyncOneAtATime, TorchSaveUnsynced
 
 
@@ -74,8 +73,7 @@ def as_it_is(batch):
     return batch
 
 
-@serves("loader")
-class BatchedLoader(WorkersPeer):
+class BatchedLoader(WorkersPeer, serves="loader"):
     key, name = "dataloader_batched", "DataLoader, __getitems__"
     setting = (
         "torch DataLoader, 0 workers, with a batched fetch: index_select for tokens, reads into the batch for volumes"
@@ -105,8 +103,7 @@ class BatchedLoader(WorkersPeer):
         return super().epoch(epoch)
 
 
-@serves("loader")
-class Loader(BatchedLoader):
+class Loader(BatchedLoader, serves="loader"):
     """One sample at a time, as its data set is usually written."""
 
     key, name = "dataloader", "DataLoader"
@@ -136,8 +133,7 @@ class Images(Samples):
         return images.read(self.places[index])
 
 
-@serves("train")
-class TrainingLoader(ChoosesWorkers, BatchedLoader):
+class TrainingLoader(ChoosesWorkers, BatchedLoader, serves="train"):
     """Images are fetched one by one, other samples by batches."""
 
     key, name = "dataloader", "DataLoader"
@@ -153,5 +149,5 @@ class TrainingLoader(ChoosesWorkers, BatchedLoader):
         return Images(self.source)
 
 
-serves("train")(saving(TrainingLoader, TorchSaveUnsynced, "dataloader_torch_save"))
-serves("train")(saving(TrainingLoader, DcpAsyncOneAtATime, "dataloader_dcp"))
+saving(TrainingLoader, TorchSaveUnsynced, "dataloader_torch_save")
+saving(TrainingLoader, DcpAsyncOneAtATime, "dataloader_dcp")

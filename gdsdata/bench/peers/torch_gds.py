@@ -7,17 +7,14 @@ import torch
 from gdsdata.bench.measure import device
 from gdsdata.bench.peers.kvikio import cufile_way
 from gdsdata.bench.peers.protocols import UnsyncedTensorPeer
-from gdsdata.bench.peers.registry import serves
 
 
-@serves("tensor")
-class TorchGds(UnsyncedTensorPeer):
+class TorchGds(UnsyncedTensorPeer, serves="tensor"):
     key, name = "torch_gds", "torch.cuda.gds"
     setting = "torch.cuda.gds.GdsFile.load_storage into, save_storage out of registered memory that is kept; then fsync"
     devices, tried, direct = ("cuda",), True, True
 
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
+    def open(self):
         self.path, self.tensor = cufile_way(), self.empty()
         torch.cuda.gds.gds_register_buffer(self.tensor.untyped_storage())
 

@@ -10,13 +10,11 @@ from gdsdata.bench.data.transfers import new_file
 from gdsdata.bench.measure import device, limits
 from gdsdata.bench.measure.system import PAGE
 from gdsdata.bench.peers.protocols import WHOLE, LoadPeer, TensorPeer, TransferPeer, replaced
-from gdsdata.bench.peers.registry import serves
 
 RING_SLOTS, SLOT_BYTES = 4, 16 * 2**20
 
 
-@serves("load")
-class Readinto(LoadPeer):
+class Readinto(LoadPeer, serves="load"):
     key, name = "readinto", "Python readinto"
     setting = "by hand: readinto the tensor; to a GPU by way of 4 pinned buffers of 16 MiB, used again"
     path = "read"
@@ -49,23 +47,20 @@ class Readinto(LoadPeer):
             slots.wait()
 
 
-@serves("load")
-class ReadintoThreads(Readinto):
+class ReadintoThreads(Readinto, serves="load"):
     key, name = "readinto_threads", "Python readinto, threads"
     setting = "the same by as many threads as there are cores, 8 at most, each with its part of the file"
     threads = min(8, len(os.sched_getaffinity(0)))
 
 
-@serves("latency", "tensor")
-class Python(TensorPeer):
+class Python(TensorPeer, serves="latency tensor"):
     """open, readinto into a new tensor; open, write, fsync."""
 
     key, name = "python", "Python"
     setting = "open and readinto into a new tensor; open, write, fsync (replaced: rename and fsync of the folder too)"
     flags = 0
 
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
+    def open(self):
         # Bytes go through it to and from a GPU. It is kept, as a program would that knows its cost.
         self.pinned = device.pinned(self.tensor_bytes, torch.uint8) if self.on_gpu else None
 
@@ -98,8 +93,7 @@ class Python(TensorPeer):
             os.close(fd)
 
 
-@serves("latency", "tensor")
-class PythonDirect(Python):
+class PythonDirect(Python, serves="latency tensor"):
     """Goes past the page cache, by way of aligned memory that is kept."""
 
     key, name = "python_direct", "Python, O_DIRECT"
@@ -109,12 +103,12 @@ class PythonDirect(Python):
     direct = True
     flags = os.O_DIRECT
 
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
+    def open(self):
+        super().open()
         if self.pinned is not None and self.tensor_bytes % PAGE == 0:  # which begins at a page
             self.memory, self.aligned = self.pinned.numpy(), self.pinned
         else:
-            _, self.memory = limits.huge_pages(-(-self.tensor_bytes // PAGE) * PAGE)
+            self.memory = limits.huge_pages(-(-self.tensor_bytes // PAGE) * PAGE)
             self.aligned = torch.from_numpy(self.memory)[: self.tensor_bytes]
 
     @classmethod
@@ -138,32 +132,32 @@ class PythonDirect(Python):
         return self.aligned.copy_(tensor)
 
 
-@serves("io")
-class Plain(TransferPeer):
+class Plain(TransferPeer, serves="io"):
     """To and from a GPU each thread has a stream of its own."""
 
     key, name, xfer = "pread", "plain threads", "any"
     setting = "os.preadv, os.pwritev (O_DIRECT, but for the page cache) and one fsync; to a GPU by pinned memory"
 
-    def __init__(self, work, memory, device_name, engine):
-        super().__init__(work, memory, device_name, engine)
-        flags = 0 if work.cache == "warm" else os.O_DIRECT
-        self.path = "page cache" if work.cache == "warm" else "O_DIRECT"
-        open_file = (lambda flags: new_file(work.path, work.file_bytes, flags)) if work.writes else self.open_to_read
+    def open(self):
+        flags, self.path = (0, "page cache") if self.work.cache == "warm" else (os.O_DIRECT, "O_DIRECT")
+        open_file = self.open_to_write if self.work.writes else self.open_to_read
         try:
             self.fd = open_file(flags)
         except OSError:
             if not flags:
                 raise
             self.fd, self.path = open_file(0), "buffered (O_DIRECT refused)"
-        self.host = memory.tensor
-        if device.is_cuda(device_name):
-            self.host = device.pinned(memory.tensor.shape, torch.uint8)
-            self.streams = [torch.cuda.Stream(torch.device(device_name)) for _ in self.shares()]
+        self.host = self.memory.tensor
+        if self.on_gpu:
+            self.host = device.pinned(self.memory.tensor.shape, torch.uint8)
+            self.streams = [torch.cuda.Stream(torch.device(self.device)) for _ in self.shares()]
         self.view = memoryview(self.host.numpy())
 
     def open_to_read(self, flags):
         return os.open(self.work.path, os.O_RDONLY | flags)
+
+    def open_to_write(self, flags):
+        return new_file(self.work.path, self.work.file_bytes, flags)
 
     def copy(self, place, target, source):
         """Copy behind the earlier work of the current stream."""
@@ -175,14 +169,13 @@ class Plain(TransferPeer):
 
     def move(self, place, offsets):
         part, offset = self.view[self.memory.range(place)], int(offsets[0])
-        on_gpu = self.host is not self.memory.tensor
         if self.work.writes:
-            if on_gpu:
+            if self.on_gpu:
                 self.copy(place, self.host, self.memory.tensor)
             moved = os.pwritev(self.fd, [part], offset)
         else:
             moved = os.preadv(self.fd, [part], offset)
-            if on_gpu:
+            if self.on_gpu:
                 self.copy(place, self.memory.tensor, self.host)
         if moved != len(part):
             raise OSError(f"{self.work.path}: {moved:,} of {len(part):,} bytes were moved at offset {offset:,}")

@@ -9,7 +9,6 @@ import gdsdata
 from gdsdata.bench.measure.system import PAGE
 from gdsdata.bench.peers.by_hand.files import ReadintoThreads
 from gdsdata.bench.peers.gdsdata.tensors import OfEngine
-from gdsdata.bench.peers.registry import serves
 from gdsdata.bench.peers.replicas import ReplicaPeer
 
 
@@ -31,8 +30,7 @@ class Gathered(ReplicaPeer):
         return {name: whole[begin:end] for name, (begin, end) in self.source.tensors.items()}
 
 
-@serves("replicas")
-class GatheredByEngine(OfEngine, Gathered):
+class GatheredByEngine(OfEngine, Gathered, serves="replicas"):
     key, name = "all_gather", "By hand: a part each, all_gather"
     setting = "gdsdata.Engine.read of each rank's part into one buffer; then one all_gather_into_tensor"
 
@@ -41,7 +39,6 @@ class GatheredByEngine(OfEngine, Gathered):
             engine.read(self.source.path, into=target, offset=self.source.start + begin).result()
 
 
-@serves("replicas")
-class GatheredByThreads(Gathered, ReadintoThreads):
+class GatheredByThreads(Gathered, ReadintoThreads, serves="replicas"):
     key, name = "all_gather_readinto", "By hand: readinto, all_gather"
     setting = f"the same with Python's readinto: {ReadintoThreads.setting.removeprefix('the same ')}"

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 
 from gdsdata.bench.measure import device
-from gdsdata.bench.peers.protocols import BatchPeer, shuffled
-from gdsdata.bench.peers.registry import serves
+from gdsdata.bench.peers.protocols import BatchPeer
 
 
 class VolumeReader:
@@ -38,8 +37,7 @@ class VolumeReader:
             raise ValueError(f"{self.files[index]}: {got} bytes, or another header than {self.files[0]}")
 
 
-@serves("loader")
-class ReadRing(BatchPeer):
+class ReadRing(BatchPeer, serves="loader"):
     """Threads fill a small ring of batches ahead of the caller, and use it again.
 
     To a GPU the buffers are pinned. A thread waits for the copy out of a buffer before it reads
@@ -83,7 +81,7 @@ class ReadRing(BatchPeer):
                 done.put(error)
 
     def epoch(self, epoch):
-        order = shuffled(self.source.samples, self.seed, epoch).split(self.batch_size)
+        order = self.shuffled(epoch)
         flying: collections.deque = collections.deque()  # (a batch's buffer, what its reads came to)
 
         def ask(at):
@@ -129,8 +127,7 @@ class ReadRing(BatchPeer):
         super().close()
 
 
-@serves("loader")
-class ReadRing8(ReadRing):
+class ReadRing8(ReadRing, serves="loader"):
     key, name = "read_ring_8", "read ring, 8 threads"
     setting = "the same with 8 threads and 8 buffers"
     threads, depth = 8, 8

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from gdsdata.bench.measure import device, system
-from gdsdata.bench.peers.protocols import BatchPeer, shuffled
-from gdsdata.bench.peers.registry import serves
+from gdsdata.bench.peers.protocols import BatchPeer
 
 
 def open_tokens(source, advice=None):
@@ -79,7 +78,7 @@ class Gather(BatchPeer):
             self.slots = device.PinnedSlots(self.device, shape, self.source.torch_dtype)
 
     def epoch(self, epoch):
-        for ids in shuffled(self.source.samples, self.seed, epoch).split(self.batch_size):
+        for ids in self.shuffled(epoch):
             if self.on_gpu:
                 batch = self.slots.next()[: len(ids)]
                 self.gather_into(batch, ids)
@@ -88,33 +87,25 @@ class Gather(BatchPeer):
                 yield self.gather(ids)
 
 
-@serves("loader")
-class IndexSelect(Gather):
+class IndexSelect(Gather, serves="loader"):
     key, name = "index_select", "torch.index_select"
     setting = "by hand: torch.index_select over a strided view of the memmap, on all cores; of several files, slices"
     advice: int | None = None
 
     def open(self):
         super().open()
-        self.windows = WindowGather(self.source, self.as_int64, self.advice)
-
-    def gather(self, ids):
-        return self.windows(ids)
-
-    def gather_into(self, batch, ids):
-        self.windows.into(batch, ids)
+        self.gather = WindowGather(self.source, self.as_int64, self.advice)
+        self.gather_into = self.gather.into
 
 
-@serves("loader")
-class IndexSelectRandom(IndexSelect):
+class IndexSelectRandom(IndexSelect, serves="loader"):
     key, name = "index_select_random", "torch.index_select, MADV_RANDOM"
     setting = "the same with madvise(MADV_RANDOM): the kernel reads only the pages that are touched"
     caches = ("cold",)
     advice = mmap.MADV_RANDOM
 
 
-@serves("loader")
-class NumpyGather(Gather):
+class NumpyGather(Gather, serves="loader"):
     key, name = "numpy", "numpy"
     setting = "by hand: numpy's vectorised gather from a strided view of the memmap; of several files, slices"
 

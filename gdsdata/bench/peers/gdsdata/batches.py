@@ -11,17 +11,15 @@ from gdsdata import formats
 from gdsdata.bench.measure import device
 from gdsdata.bench.peers.gdsdata.checkpoints import Async, AsyncOnDevice
 from gdsdata.bench.peers.protocols import BatchPeer, counted, saving
-from gdsdata.bench.peers.registry import serves
 from gdsdata.data.order.permutation import Order
 
 SETTLE_SECONDS = 60.0
 
 
-@serves("loader", "train")
-class Batches(BatchPeer):
+class Batches(BatchPeer, serves="loader train"):
     key, name = "gdsdata", "gdsdata"
     setting = "GDSDataset as documented; every batch is the caller's to keep"
-    residency: str | None = None  # of gdsdata.Reading
+    shuffle: bool | str = True
 
     def layout(self):
         source = self.source
@@ -34,17 +32,27 @@ class Batches(BatchPeer):
     def sharding(self):
         return gdsdata.Sharding(rank=0, world_size=1)
 
+    def place(self):
+        """Return where the data set is, and the arguments that only such a place has."""
+        return self.source.files, {}
+
+    def reading(self):
+        """Return arguments of gdsdata.Reading."""
+        return {}
+
     def open(self):
+        place, more = self.place()
         self.dataset = gdsdata.GDSDataset(
-            self.source.files,
+            place,
             batch_size=self.batch_size,
             format=self.layout(),
-            shuffle=True,
+            shuffle=self.shuffle,
             seed=self.seed,
             device=self.device,
             sharding=self.sharding(),
             fields=gdsdata.Fields(decode={"jpg": "image"} if self.source.kind == "images" else None),
-            reading=gdsdata.Reading(gdsdata.EngineOptions(**self.engine), residency=self.residency),
+            reading=gdsdata.Reading(gdsdata.EngineOptions(**self.engine), **self.reading()),
+            **more,
         )
 
     def epoch(self, epoch):
@@ -75,14 +83,15 @@ class Batches(BatchPeer):
         return str(self.dataset.report())
 
 
-@serves("loader")
-class PinnedBatches(Batches):
+class PinnedBatches(Batches, serves="loader"):
     """From epoch 1 on the GPU gathers out of page cache registered with CUDA."""
 
     key, name = "gdsdata_pinned", "gdsdata, residency=pinned"
     setting = 'Reading(residency="pinned"), timed from the second epoch on, once stats()["residency"] says ready'
-    residency = "pinned"
     caches, devices = ("warm",), ("cuda",)
+
+    def reading(self):
+        return {"residency": "pinned"}
 
     def settle(self):
         started = time.perf_counter()
@@ -109,8 +118,7 @@ class PinnedBatches(Batches):
         return False
 
 
-@serves("loader")
-class TarBatches(Batches):
+class TarBatches(Batches, serves="loader"):
     key, name, stored_as = "gdsdata_tar", "gdsdata, tars", "tar"
     kinds: tuple[str, ...] = ("npy",)
     setting = "GDSDataset over WebDataset's tars, whose index is kept; a batch is a view of its .npy files"
@@ -127,5 +135,5 @@ class TarBatches(Batches):
             yield members[:, -self.source.sample_bytes :].view(self.source.torch_dtype).view(-1, *self.source.shape)
 
 
-serves("train")(saving(Batches, Async, "gdsdata_saving"))
-serves("train")(saving(Batches, AsyncOnDevice, "gdsdata_saving_device", devices=("cuda",)))
+saving(Batches, Async, "gdsdata_saving")
+saving(Batches, AsyncOnDevice, "gdsdata_saving_device", devices=("cuda",))

@@ -1,116 +1,74 @@
 """gdsdata.save, load, DCP storage and AsyncCheckpointer: rows of case=checkpoint."""
 
-import collections
+from typing import Any
 
 import gdsdata
-from gdsdata.bench.peers.protocols import AsyncPeer, CheckpointPeer, torch_dcp
-from gdsdata.bench.peers.registry import serves
+from gdsdata.bench.peers.protocols import AsyncPeer, CheckpointPeer, DcpCheckpointPeer, Peer, counted, torch_dcp
 from gdsdata.io import engine
 
 STAGING_SPARE_BYTES = 64 * 2**20  # for what lies between tensors
 
 
-class Counts:
-    """While entered, counts bytes by route, and memory, of gdsdata's engines."""
+class Counted(Peer):
+    """Comes before a peer that uses engines which gdsdata keeps: the only ones of its process."""
 
-    def __init__(self):
-        self.before, self.most_bytes, self.engines = {}, 0, {}
+    engine: dict[str, Any]
 
-    def __enter__(self):
-        self.kept_engine, engine.kept_engine = engine.kept_engine, self.noted
-        return self
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.options, self.served_before = gdsdata.EngineOptions(**self.engine), self.served_in_all()
 
-    def noted(self, options, where):
-        found = self.kept_engine(options, where)
-        self.engines.setdefault(id(found), (found, found.statistics()["bytes"]))
-        return found
+    def served_in_all(self):
+        return counted(*(one.statistics() for _, one in engine.engines_here()))
 
     def served(self):
-        """Return {route: bytes}, of all the times it was entered."""
-        found = collections.Counter(self.before)
-        for one, before in self.engines.values():
-            found.update({route: count - before[route] for route, count in one.statistics()["bytes"].items()})
-        return dict(+found)  # of more than 0
-
-    def memory_bytes(self):
-        """Return host memory that the engines say they take, of those used at one time."""
-        return max(self.most_bytes, sum(found.bounce_bytes for found, _ in self.engines.values()))
-
-    def __exit__(self, *_):
-        engine.kept_engine = self.kept_engine
-        self.before, self.most_bytes = self.served(), self.memory_bytes()
-        self.engines.clear()
-
-
-class Counted:
-    """Comes before a CheckpointPeer whose `counts` are the engines'."""
-
-    counts: Counts
-
-    def served(self):
-        return self.counts.served()
+        return self.served_in_all() - self.served_before
 
     def stated_bytes(self):
-        return self.counts.memory_bytes()
+        return sum(one.bounce_bytes for _, one in engine.engines_here())
 
 
-@serves("checkpoint")
-class Pt(Counted, CheckpointPeer):
+class Pt(Counted, CheckpointPeer, serves="checkpoint"):
     key, name = "gdsdata_pt", "gdsdata .pt"
     setting = "gdsdata.save, and gdsdata.load(into=), of a .pt file"
     saves = loads = "pt"
     durable = True
 
-    def __init__(self, device_name, engine=None):
-        super().__init__(device_name, engine)
-        self.options = gdsdata.EngineOptions(**self.engine)
-        self.counts = Counts()
-
     def save(self, state, path):
-        with self.counts:
-            gdsdata.save(state, path, options=self.options)
+        gdsdata.save(state, path, options=self.options)
 
     def load(self, into, path):
-        with self.counts:
-            gdsdata.load(path, into=into, options=self.options)
+        gdsdata.load(path, into=into, options=self.options)
 
 
-@serves("checkpoint")
-class Safetensors(Pt):
+class Safetensors(Pt, serves="checkpoint"):
     key, name = "gdsdata_safetensors", "gdsdata .safetensors"
     setting = "the same of a .safetensors file"
     saves = loads = "safetensors"
 
 
-@serves("checkpoint")
-class Dcp(Pt):
+class Dcp(Counted, DcpCheckpointPeer, serves="checkpoint"):
     key, name = "gdsdata_dcp", "gdsdata DCP"
     setting = (
         "torch's dcp.save and dcp.load of {\"model\": state}, with gdsdata's GDSStorageWriter, GDSSavePlanner, "
         "GDSStorageReader and GDSLoadPlanner"
     )
-    saves = loads = "dcp"
+    durable = True
 
-    def __init__(self, device_name, engine=None):
-        super().__init__(device_name, engine)
-        self.dcp = torch_dcp()
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        torch_dcp()
 
-    def options_given(self):
-        return {} if self.options == gdsdata.EngineOptions() else {"options": self.options}
+    def writing(self, path):
+        writer = gdsdata.GDSStorageWriter(path, options=self.options)
+        return {"storage_writer": writer, "planner": gdsdata.GDSSavePlanner()}
 
-    def save(self, state, path):
-        with self.counts:
-            writer, planner = gdsdata.GDSStorageWriter(path, **self.options_given()), gdsdata.GDSSavePlanner()
-            self.dcp.save({"model": state}, storage_writer=writer, planner=planner, no_dist=True)
-
-    def load(self, into, path):
-        with self.counts:
-            reader, planner = gdsdata.GDSStorageReader(path, **self.options_given()), gdsdata.GDSLoadPlanner()
-            self.dcp.load({"model": into}, storage_reader=reader, planner=planner, no_dist=True)
+    def reading(self, path):
+        reader = gdsdata.GDSStorageReader(path, options=self.options)
+        return {"storage_reader": reader, "planner": gdsdata.GDSLoadPlanner()}
 
 
-@serves("checkpoint")
-class Async(Counted, AsyncPeer):
+class Async(Counted, AsyncPeer, serves="checkpoint"):
     key, name = "gdsdata_async", "gdsdata.AsyncCheckpointer"
     setting = "gdsdata.AsyncCheckpointer with keep_last=1 and staging_bytes= for the whole state"
     durable = prunes = True
@@ -118,7 +76,7 @@ class Async(Counted, AsyncPeer):
 
     def open(self, folder, state):
         state_bytes = sum(tensor.nbytes for tensor in state.values())
-        self.folder, self.counts = folder, self.opened.enter_context(Counts())
+        self.folder = folder
         self.checkpointer = gdsdata.AsyncCheckpointer(
             folder,
             keep_last=1,
@@ -139,8 +97,7 @@ class Async(Counted, AsyncPeer):
         return self.folder
 
 
-@serves("checkpoint")
-class AsyncOnDevice(Async):
+class AsyncOnDevice(Async, serves="checkpoint"):
     key, name = "gdsdata_async_device", "gdsdata.AsyncCheckpointer, by a copy on the GPU"
     setting = f"{Async.setting}, and device_staging_bytes= as well"
     devices, copies_on_device = ("cuda",), True

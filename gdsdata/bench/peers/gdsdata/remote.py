@@ -8,7 +8,6 @@ from gdsdata.bench.peers.gdsdata.batches import TarBatches
 from gdsdata.bench.peers.gdsdata.checkpoints import Dcp, Pt, Safetensors
 from gdsdata.bench.peers.object_clients import RemotePeer
 from gdsdata.bench.peers.protocols import BatchPeer, counted
-from gdsdata.bench.peers.registry import serves
 from gdsdata.bench.peers.remote_checkpoints import Stored
 from gdsdata.storage.secret import Keys
 
@@ -22,8 +21,7 @@ def storage_options(access):
     return {**own, "region": access.region, "credentials": keys}
 
 
-@serves("remote")
-class RemotePieces(RemotePeer):
+class RemotePieces(RemotePeer, serves="remote"):
     """Pieces are samples of a data set, which come in its own order."""
 
     key, name, tunes = "gdsdata", "gdsdata", False
@@ -70,18 +68,13 @@ class RemotePieces(RemotePeer):
                 return
 
     def served(self):
-        found: dict[str, int] = {}
-        for dataset in self.datasets.values():
-            for path, count in counted(dataset.stats()).items():
-                found[path] = found.get(path, 0) + count
-        return found
+        return counted(*(dataset.stats() for dataset in self.datasets.values()))
 
     def close(self):
         self.datasets.clear()
 
 
-@serves("remote")
-class LanesOfPieces(RemotePieces):
+class LanesOfPieces(RemotePieces, serves="remote"):
     key, name, kinds = "gdsdata_lanes", 'gdsdata, shuffle="lanes"', ("samples",)
     setting = 'GDSDataset over the objects\' URLs, fixed-size Records, shuffle="lanes": it reads large pieces'
     shuffle = "lanes"
@@ -90,8 +83,7 @@ class LanesOfPieces(RemotePieces):
         return {}  # Its batches are counted as copies of what was read before.
 
 
-@serves("remote")
-class RemoteTars(TarBatches):
+class RemoteTars(TarBatches, serves="remote"):
     key, name, path = "gdsdata", "gdsdata", "remote"
     kinds: tuple[str, ...] = ("shards", "first_batch")
     setting = "GDSDataset over a glob of the tars' URLs with cache=; a batch is a view of its .npy files"
@@ -99,70 +91,56 @@ class RemoteTars(TarBatches):
     has_cache = True
     shuffle: bool | str = "auto"
 
-    def open(self):
-        folder = self.source.cache_folder
-        index_folder = "user" if self.has_cache else f"{folder}-index"  # "user" is in the cache, if there is one
-        self.dataset = gdsdata.GDSDataset(
-            self.urls(),
-            batch_size=self.batch_size,
-            format=formats.Tar(),
-            shuffle=self.shuffle,
-            seed=self.seed,
-            device=self.device,
-            sharding=gdsdata.Sharding(rank=0, world_size=1),
-            cache=folder if self.has_cache else None,
-            storage_options=storage_options(self.source.objects.access),
-            reading=gdsdata.Reading(gdsdata.EngineOptions(**self.engine), index_cache=index_folder),
-        )
+    def layout(self):
+        return formats.Tar()
 
-    def urls(self):
-        return f"{self.source.folder_url}/*.tar"
+    def reading(self):
+        # "user" is in the cache, if there is one.
+        return {"index_cache": "user" if self.has_cache else f"{self.source.cache_folder}-index"}
+
+    def place(self):
+        cache = self.source.cache_folder if self.has_cache else None
+        more = {"cache": cache, "storage_options": storage_options(self.source.objects.access)}
+        return f"{self.source.folder_url}/*.tar", more
 
     def expected_ids(self, epoch, batches):
         return BatchPeer.expected_ids(self, epoch, batches)
 
 
-@serves("remote")
-class StreamedTars(RemoteTars):
+class StreamedTars(RemoteTars, serves="remote"):
     key, name, caches, has_cache = "gdsdata_streamed", "gdsdata, no cache", ("cold",), False
     setting = "GDSDataset over a glob of the tars' URLs; only the index is kept for the next start"
 
 
-@serves("remote")
-class UniformTars(RemoteTars):
+class UniformTars(RemoteTars, serves="remote"):
     """As the local files are shuffled: `"auto"` takes lanes for objects."""
 
     key, name, caches, shuffle = "gdsdata_uniform", "gdsdata, shuffle=True", ("warm",), True
     setting = "the same with shuffle=True"
 
 
-@serves("remote")
-class LocalTars(RemoteTars):
+class LocalTars(RemoteTars, serves="remote"):
     """The files that the tars were put from, as a second epoch from the cache may be at best."""
 
     key, name, caches, has_cache, path = "gdsdata_local", "gdsdata, local files", ("warm",), False, ""
     kinds = ("shards",)
     setting = "GDSDataset over the same tars as local files, for comparison"
 
-    def urls(self):
-        return self.source.files
+    def place(self):
+        return self.source.files, {}
 
 
-@serves("remote")
-class StoredPt(Stored, Pt):
+class StoredPt(Stored, Pt, serves="remote"):
     setting = "gdsdata.save to, and gdsdata.load of, the URL of a .pt object"
 
     def load(self, into, path):
-        with self.counts:
-            return gdsdata.load(path, self.device, options=self.options)
+        return gdsdata.load(path, self.device, options=self.options)
 
 
-@serves("remote")
-class StoredSafetensors(StoredPt, Safetensors):
+class StoredSafetensors(StoredPt, Safetensors, serves="remote"):
     setting = "the same of a .safetensors object"
 
 
-@serves("remote")
-class StoredDcp(Stored, Dcp):
+class StoredDcp(Stored, Dcp, serves="remote"):
     setting = f"{Dcp.setting}, over the URL of a folder"
     fills = True

@@ -7,8 +7,7 @@ import torch
 
 import gdsdata
 from gdsdata.bench.peers.gdsdata.transfers import CuFile
-from gdsdata.bench.peers.protocols import WHOLE, LoadPeer, Peer, TensorPeer, counted
-from gdsdata.bench.peers.registry import serves
+from gdsdata.bench.peers.protocols import WHOLE, LoadPeer, OpenedPeer, TensorPeer, counted
 from gdsdata.io.calibration import calibrated
 from gdsdata.io.engine import resolved, shared_engine
 
@@ -20,15 +19,14 @@ def engine_of(options, device_name, path):
     return shared_engine(calibrated(options, path, where, measure=False), where)
 
 
-class OfEngine(Peer):
+class OfEngine(OpenedPeer):
     """Comes before a peer with a `file`: its engine's options and counts."""
 
     forced: dict[str, str] = {}  # options of the row itself
     engine: dict[str, Any]
     file: Any
 
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
+    def open(self):
         self.options = gdsdata.EngineOptions(**self.engine | self.forced)
         self.shared = engine_of(self.options, self.device, self.file)
 
@@ -36,8 +34,7 @@ class OfEngine(Peer):
         return counted(self.shared.statistics())
 
 
-@serves("load")
-class Load(OfEngine, LoadPeer):
+class Load(OfEngine, LoadPeer, serves="load"):
     key, name = "gdsdata", "gdsdata"
     setting = "gdsdata.read_tensor of the whole data as one uint8 tensor"
 
@@ -50,8 +47,7 @@ class Load(OfEngine, LoadPeer):
         return {WHOLE: gdsdata.read_tensor(source.path, torch.uint8, shape, offset=source.start, device=self.device)}
 
 
-@serves("load")
-class LoadTensors(Load):
+class LoadTensors(Load, serves="load"):
     key, name = "gdsdata_engine", "gdsdata, Engine"
     setting = "gdsdata.Engine.read of each tensor, all asked for at once"
 
@@ -64,13 +60,12 @@ class LoadTensors(Load):
             return {name: future.result() for name, future in futures.items()}
 
 
-@serves("latency", "tensor")
-class Tensor(OfEngine, TensorPeer):
+class Tensor(OfEngine, TensorPeer, serves="latency tensor"):
     key, name = "gdsdata", "gdsdata"
     setting = "gdsdata.read_tensor and write_tensor; with engine.* settings, gdsdata.Engine and a new tensor a read"
 
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
+    def open(self):
+        super().open()
         # The two functions take no options.
         self.calls: Any = None if self.options == gdsdata.EngineOptions() else gdsdata.Engine(self.options)
 
@@ -90,13 +85,12 @@ class Tensor(OfEngine, TensorPeer):
             self.calls.close()
 
 
-@serves("latency", "tensor")
-class KeptTensor(Tensor):
+class KeptTensor(Tensor, serves="latency tensor"):
     key, name = "gdsdata_engine", "gdsdata, Engine"
     setting = "gdsdata.Engine.read into one tensor that is kept, and Engine.write; one call at a time"
 
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
+    def open(self):
+        super().open()
         self.calls = self.calls or gdsdata.Engine(self.options)
         self.tensor = self.empty()
 
@@ -104,16 +98,14 @@ class KeptTensor(Tensor):
         return self.calls.read(self.file, into=self.tensor).result()
 
 
-@serves("tensor")
-class DirectTensor(KeptTensor):
+class DirectTensor(KeptTensor, serves="tensor"):
     key, name = "gdsdata_direct", "gdsdata, bounce buffer"
     setting = "gdsdata_engine with direct=always: O_DIRECT, to and from a GPU by way of host memory"
     forced = {"direct": "always"}
     direct = True
 
 
-@serves("tensor")
-class CuFileTensor(DirectTensor):
+class CuFileTensor(DirectTensor, serves="tensor"):
     key, name = "gdsdata_cufile", "gdsdata, cuFile"
     setting = "gdsdata_engine with direct=always and backend=cufile; the path says what cuFile made of it"
     forced = {"direct": "always", "backend": "cufile"}

@@ -9,28 +9,24 @@ import numpy as np
 import gdsdata
 from gdsdata.bench.data.transfers import MOST_THREADS, new_file
 from gdsdata.bench.peers.protocols import TransferPeer
-from gdsdata.bench.peers.registry import serves
 from gdsdata.io import engine as io_engine
 from gdsdata.io.options import EngineOptions
 
 
-class Batches(TransferPeer):
+class Calls(TransferPeer):
     """The engine's calls of many transfers, which `gdsdata.load` and `save` make."""
 
-    key, name, submit, xfer = "gdsdata_batch", "gdsdata, batches", "batch", "any"
-    setting = "one engine; calls of it that carry many transfers each (case.batch_calls of them share the depth)"
-    backend = ""
-    engine: Any
+    xfer, backend = "any", ""
+    shared: Any  # the engine
     file: Any  # an Output, or a FileTable of one
 
-    def __init__(self, work, memory, device_name, engine):
-        super().__init__(work, memory, device_name, engine)
-        self.options = options_for(work, engine, self.backend, batches=self.submit == "batch")
-        self.open()
+    @property
+    def options(self):
+        return options_for(self.work, self.engine, self.backend, batches=self.submit == "batch")
 
     def open(self):
         self.place = io_engine.resolved(self.device)
-        self.engine = io_engine.shared_engine(self.options, self.place)
+        self.shared = io_engine.shared_engine(self.options, self.place)
         if self.work.writes:
             self.file = io_engine.Output(self.work.path, self.work.file_bytes)
         else:
@@ -42,18 +38,18 @@ class Batches(TransferPeer):
     def move(self, place, offsets):
         count = len(offsets)
         memory, places, sizes = self.memory.tensor, self.steps[:count] + place * self.work.io_bytes, self.sizes[:count]
-        before = self.engine.mark(io_engine.stream_of(self.place))
+        before = self.shared.mark(io_engine.stream_of(self.place))
         if self.work.writes:
-            self.file.write(self.engine, offsets, sizes, memory, places, False, before, False)
+            self.file.write(self.shared, offsets, sizes, memory, places, False, before, False)
         else:
-            self.engine.read_many(self.file, self.zeros[:count], offsets, sizes, memory, places, False, before, False)
+            self.shared.read_many(self.file, self.zeros[:count], offsets, sizes, memory, places, False, before, False)
 
     def commit(self):
         if self.work.writes:
             self.file.commit()
 
     def statistics(self):
-        return self.engine.statistics()
+        return self.shared.statistics()
 
     def served(self):
         return self.statistics()["bytes"]
@@ -62,44 +58,42 @@ class Batches(TransferPeer):
         return self.statistics()["requests"]
 
     def close(self):
-        self.engine = self.file = None
+        self.shared = self.file = None
 
 
-@serves("io")
-class Threads(Batches):
+class Threads(Calls, serves="io"):
     key, name, submit = "gdsdata_sync", "gdsdata, threads", "sync"
     setting = "threads that call the same engine, each for one transfer at a time"
 
 
-@serves("io")
-class Futures(Batches):
+class Futures(Calls, serves="io"):
     key, name, submit = "gdsdata_async", "gdsdata, futures", "async"
     setting = "gdsdata.Engine.read and write from one thread, a future each; every write of its own is synced"
 
     def open(self):
         if self.work.writes:  # At its full length, or the first write would be taken for the whole file.
             os.close(new_file(self.work.path, self.work.file_bytes))
-        self.engine = gdsdata.Engine(self.options, most_calls=min(self.work.depth, MOST_THREADS))
+        self.calls: Any = gdsdata.Engine(self.options, most_calls=min(self.work.depth, MOST_THREADS))
 
     def start(self, place, offset):
         part = self.memory.tensor[self.memory.range(place)]
-        call = self.engine.write if self.work.writes else self.engine.read
+        call = self.calls.write if self.work.writes else self.calls.read
         return call(self.work.path, part, int(offset), priority="training")
 
     def commit(self):
         """Nothing is left to do: each of its writes was synced."""
 
     def statistics(self):
-        found = list(self.engine.stats().values())
+        found = list(self.calls.stats().values())
         return found[0] if found else {"bytes": {}, "requests": 0}
 
     def close(self):
-        if self.engine:
-            self.engine.close()
-        self.engine = None
+        self.calls.close()
 
 
-serves("io")(Batches)
+class Batches(Calls, serves="io"):
+    key, name, submit = "gdsdata_batch", "gdsdata, batches", "batch"
+    setting = "one engine; calls of it that carry many transfers each (case.batch_calls of them share the depth)"
 
 
 class CuFile(TransferPeer):
@@ -114,20 +108,17 @@ class CuFile(TransferPeer):
         return "libcufile.so.0 was not found; it comes with the CUDA toolkit, or pip install nvidia-cufile"
 
 
-@serves("io")
-class CuFileThreads(CuFile, Threads):
+class CuFileThreads(CuFile, Threads, serves="io"):
     key, name = "gdsdata_cufile_sync", "gdsdata cuFile, threads"
     setting = "gdsdata_sync with backend=cufile"
 
 
-@serves("io")
-class CuFileFutures(CuFile, Futures):
+class CuFileFutures(CuFile, Futures, serves="io"):
     key, name = "gdsdata_cufile_async", "gdsdata cuFile, futures"
     setting = "gdsdata_async with backend=cufile"
 
 
-@serves("io")
-class CuFileBatches(CuFile, Batches):
+class CuFileBatches(CuFile, Batches, serves="io"):
     key, name = "gdsdata_cufile_batch", "gdsdata cuFile, batches"
     setting = "gdsdata_batch with backend=cufile and cufile_batch: cuFile's batch interface"
 

@@ -1,11 +1,9 @@
-"""torch_checkpointing: a row of case=checkpoint."""
+"""Libraries that save checkpoints in formats of their own: rows of case=checkpoint."""
 
-from gdsdata.bench.peers.protocols import CheckpointPeer
-from gdsdata.bench.peers.registry import serves
+from gdsdata.bench.peers.protocols import CheckpointPeer, fill
 
 
-@serves("checkpoint")
-class TorchCheckpointing(CheckpointPeer):
+class TorchCheckpointing(CheckpointPeer, serves="checkpoint"):
     """Without direct I/O, its default: 0.1.1 then fails if files are no whole pages."""
 
     key, name = "torch_checkpointing", "torch_checkpointing"
@@ -33,3 +31,24 @@ class TorchCheckpointing(CheckpointPeer):
 
     def close(self):
         self.manager.close()
+
+
+class TorchSnapshot(CheckpointPeer, serves="checkpoint"):
+    key, name = "torchsnapshot", "torchsnapshot"
+    setting = "Snapshot.take and Snapshot.restore, defaults"
+    package = "torchsnapshot"
+    saves = loads = "torchsnapshot"
+    caches = ("new", "warm", "cold")
+    is_stock = True
+
+    def save(self, state, path):
+        from torchsnapshot import Snapshot, StateDict
+
+        Snapshot.take(path, {"state": StateDict(state)})
+
+    def load(self, into, path):
+        from torchsnapshot import Snapshot, StateDict
+
+        restored = StateDict(into)
+        Snapshot(path).restore({"state": restored})
+        fill({name: target for name, target in into.items() if restored[name] is not target}, restored)
