@@ -7,9 +7,10 @@ from dataclasses import KW_ONLY, dataclass, fields
 MIB = 2**20
 # A worker fills one segment, copies one, and waits for one: staging memory holds so many.
 STAGED_SEGMENTS = 3
-# Staging memory of a worker (docs/design-decisions.md has the measurements). That of all processes
-# on a machine should stay in the processor's caches. `benchmarks/once.py` shows it.
-_STAGING_BYTES, _STAGING_BYTES_OF_MANY, _SEGMENT_BYTES_OF_MANY, _MANY_PROCESSES = 13 * MIB, 8 * MIB, 2 * MIB, 3
+# Staging memory of a worker, of one process on a machine and of several
+# (docs/design-decisions.md has the measurements). That of all processes together should stay in the
+# processor's caches. `benchmarks/once.py` shows it.
+_STAGING_BYTES, _STAGING_BYTES_OF_SEVERAL, _SEGMENT_BYTES_OF_SEVERAL = 13 * MIB, 8 * MIB, 2 * MIB
 
 
 @dataclass(frozen=True, repr=False)
@@ -98,6 +99,6 @@ def staging_for(options: EngineOptions, processes: int) -> dict[str, int]:
     """
     if options.staging_bytes:
         return {}
-    if options.segment_bytes == 0 and processes >= _MANY_PROCESSES:
-        return {"staging_bytes": _STAGING_BYTES_OF_MANY, "segment_bytes": _SEGMENT_BYTES_OF_MANY}
+    if options.segment_bytes == 0 and processes > 1:
+        return {"staging_bytes": _STAGING_BYTES_OF_SEVERAL, "segment_bytes": _SEGMENT_BYTES_OF_SEVERAL}
     return {"staging_bytes": max(_STAGING_BYTES, STAGED_SEGMENTS * options.segment_bytes)}
