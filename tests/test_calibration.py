@@ -13,6 +13,7 @@ import pytest
 import torch
 from helpers import _processes
 
+from gdsdata.data.batches.source import begun_engine
 from gdsdata.io import calibration, calibration_file, engine
 from gdsdata.io.calibration import CONSTRUCTOR_S, Calibration, Disturbed
 from gdsdata.io.options import EngineOptions
@@ -236,3 +237,16 @@ def test_the_command_says_why_it_keeps_nothing(data, monkeypatch, capsys):
     monkeypatch.setattr(engine, "resolved", torch.device)
     assert calibration.main([str(data), "--device", "cuda:0"]) == 1
     assert "9 threads run on 2 cores" in capsys.readouterr().err and calibration.load() == {}
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "begins"), [(1, True), (calibration.SMALLEST_FILE_BYTES, False), (None, False), ("url", True)]
+)
+def test_an_engine_begins_before_the_index_if_no_measurement_follows(tmp_path, size_bytes, begins):
+    path = "s3://bucket/data.bin" if size_bytes == "url" else str(tmp_path / "data.bin")
+    if isinstance(size_bytes, int):
+        Path(path).touch()
+        os.truncate(path, size_bytes)
+    found = begun_engine(path, EngineOptions(queue_depth=19), torch.device("cpu"))
+    assert (found is not None) == begins
+    assert found is None or found is engine.shared_engine(EngineOptions(queue_depth=19), torch.device("cpu"))

@@ -11,7 +11,7 @@ from torch.utils.data import get_worker_info
 from gdsdata.data import arguments
 from gdsdata.data.batches.reader import Reader
 from gdsdata.data.batches.settings import BatchSettings
-from gdsdata.data.batches.source import BatchSource, RingSource, calibrated_for
+from gdsdata.data.batches.source import BatchSource, RingSource, begun_engine
 from gdsdata.data.indexing import Indexing
 from gdsdata.data.order import choice
 from gdsdata.data.order.epoch import Epoch
@@ -19,7 +19,6 @@ from gdsdata.data.order.permutation import Order
 from gdsdata.data.ranks import Ranks, Share
 from gdsdata.data.split import Split, part_of
 from gdsdata.formats.index import Format, Index, SampleIndex
-from gdsdata.io import engine
 from gdsdata.io.engine import Engine
 from gdsdata.io.options import EngineOptions
 
@@ -229,24 +228,27 @@ class Samples:
     # ----------------------------------------------------------------------------------------------------- its parts
 
     def _index_files(self) -> SampleIndex:
-        early: list[Engine] = []
-        self._index = index = self._indexed(lambda format, path: early.extend(self._begun_engine(format, path)))
+        begun: Engine | None = None
+
+        def begin(format: Format, path: str) -> None:
+            nonlocal begun
+            begun = self._begun_engine(format, path)
+
+        self._index = index = self._indexed(begin)
         self._data_identity = None
         self._choice.begin(index, self.share.world_size, self._ranks.are_given)
         self._make_order()
         self._make_source()
-        if early:
+        if begun is not None:
             self.source.open()  # it has the engine from now on
         return index
 
-    def _begun_engine(self, format: Format, path: str) -> list[Engine]:
+    def _begun_engine(self, format: Format, path: str) -> Engine | None:
         """Return a GPU's engine, which pins its memory while files like ``path`` are indexed."""
         settings = self.settings
         if settings.device.type != "cuda" or get_worker_info() or getattr(format, "decoded_on_cpu", False):
-            return []
-        begun = engine.shared_engine(calibrated_for(path, settings.options, settings.device, False), settings.device)
-        begun.prepare()
-        return [begun]
+            return None
+        return begun_engine(path, settings.options, settings.device)
 
     def _indexed(self, on_format: Callable[[Format, str], object]) -> SampleIndex:
         if self.settings.remote is not None:

@@ -102,8 +102,12 @@ class BatchSource(ABC, Generic[IndexT]):
     def _calibrated_options(self) -> EngineOptions:
         if self._reads_to.type == "cpu":  # for which nothing is calibrated
             return self.settings.options
+        from gdsdata.io.calibration import calibrated
+
         largest = self.index.paths[int(self.index.size_bytes.argmax())]
-        return calibrated_for(largest, self.settings.options, self._reads_to)
+        if is_remote(largest):  # what a network needs is not measured on a disk
+            return self.settings.options
+        return calibrated(self.settings.options, largest, self._reads_to)
 
     def _pieces(self, epoch: Epoch) -> OpenPieces | None:
         """Return the chunks that a lane shuffle reads ahead."""
@@ -166,13 +170,24 @@ class BatchSource(ABC, Generic[IndexT]):
         return {**self.__dict__, "_kept": None, "_spare_pieces": None}
 
 
-def calibrated_for(path: str, options: EngineOptions, device: torch.device, measure: bool = True) -> EngineOptions:
-    """Return `calibrated` options for a file, or for an object the options as they are."""
-    if is_remote(path):  # what a network needs is not measured on a disk
-        return options
-    from gdsdata.io.calibration import calibrated
+def begun_engine(path: str, options: EngineOptions, device: torch.device) -> Engine | None:
+    """Return a GPU's engine, whose workers pin their memory from now on.
 
-    return calibrated(options, path, device, measure)
+    None for files that calibration measures, if ``path`` is one: it wants an idle machine, and few
+    files of that size are indexed fast.
+    """
+    if not is_remote(path):
+        from gdsdata.io.calibration import SMALLEST_FILE_BYTES, calibrated
+
+        try:
+            if os.path.getsize(path) >= SMALLEST_FILE_BYTES:
+                return None
+        except OSError:  # the index says what is wrong
+            return None
+        options = calibrated(options, path, device, measure=False)
+    begun = engine.shared_engine(options, device)
+    begun.prepare()
+    return begun
 
 
 class RingSource(BatchSource[Index]):
