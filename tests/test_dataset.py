@@ -534,8 +534,9 @@ def test_an_error_in_transform_reaches_the_consumer_and_the_next_epoch_works(tmp
 
 
 def test_device_none_is_cuda_only_where_there_is_one(tmp_path, records, monkeypatch):
-    monkeypatch.setattr(RingSource, "open", lambda self: None)  # it would look for the GPU, and so would this:
+    monkeypatch.setattr(RingSource, "open", lambda self: None)  # it would look for the GPU, and so would these:
     monkeypatch.setattr("gdsdata.io.engine.resolved", torch.device)
+    monkeypatch.setattr("gdsdata.data.samples.begun_engine", lambda path, options, device: None)
     for available, device in ((False, "cpu"), (True, "cuda")):
         monkeypatch.setattr(torch.cuda, "is_available", lambda available=available: available)
         assert GDSDataset(tmp_path / "0.bin", 8, Records("u1", (64,))).device.type == device
