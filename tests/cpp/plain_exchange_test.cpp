@@ -89,9 +89,7 @@ TEST_F(PlainExchanges, ABodyThatComesSlowlyIsNoStall) {
 }
 
 TEST_F(PlainExchanges, AShortAnswerBehindALongOneIsNotWaitedFor) {
-  HttpOptions options = quick();
-  options.stall_timeout = 5s;
-  serve([](const RangeServer& server, const Asked& asked) { return server.usual(asked); }, options);
+  serve([](const RangeServer& server, const Asked& asked) { return server.usual(asked); }, patient());
   for (int i = 0; i < 3; ++i) {
     expect_right(read());
     const auto began = std::chrono::steady_clock::now();
@@ -115,7 +113,7 @@ TEST_F(PlainExchanges, AnAnswerThatAnnouncesMoreThanTheRangeEndsWithIt) {
 }
 
 TEST_F(PlainExchanges, AChunkedAnswerIsReadByLibcurlAndSoAreThoseThatFollow) {
-  serve([this](const RangeServer& server, const Asked& asked) { return chunked(server, asked); });
+  serve([this](const RangeServer& server, const Asked& asked) { return chunked(server, asked); }, patient());
   for (int i = 0; i < 3; ++i) expect_right(read());
   EXPECT_EQ(server_->requests(), 4U) << "the first range was asked for twice";
   EXPECT_EQ(client_->statistics().retries, 0U);
@@ -145,7 +143,8 @@ TEST_F(PlainExchanges, OfAServerThatLibcurlReadsFromNoConnectionIsKeptIdle) {
 }
 
 TEST_F(PlainExchanges, AConnectionThatTheServerHasClosedIsReplacedWithoutARetry) {
-  serve([](const RangeServer& server, const Asked& asked) { return server.cut(asked, kSize, Then::kClose); });
+  serve([](const RangeServer& server, const Asked& asked) { return server.cut(asked, kSize, Then::kClose); },
+        patient());
   for (int i = 0; i < 4; ++i) expect_right(read());
   EXPECT_EQ(server_->connections(), 4U);
   EXPECT_EQ(client_->statistics().retries, 0U);
@@ -153,10 +152,12 @@ TEST_F(PlainExchanges, AConnectionThatTheServerHasClosedIsReplacedWithoutARetry)
 
 // The server resets a kept connection when it gets the second request.
 TEST_F(PlainExchanges, AConnectionThatIsResetByItsNextRequestIsReplacedWithoutARetry) {
-  serve([](const RangeServer& server, const Asked& asked) {
-    static thread_local int answered = 0;
-    return ++answered == 1 ? server.usual(asked) : Answer{"", {}, Then::kReset};
-  });
+  serve(
+      [](const RangeServer& server, const Asked& asked) {
+        static thread_local int answered = 0;
+        return ++answered == 1 ? server.usual(asked) : Answer{"", {}, Then::kReset};
+      },
+      patient());
   for (int i = 0; i < 3; ++i) expect_right(read());
   EXPECT_EQ(server_->connections(), 3U);
   EXPECT_EQ(client_->statistics().retries, 0U);

@@ -213,16 +213,16 @@ TEST_F(RangeReading, ASlowFirstAnswerIsOvertakenByASecondRequest) {
   HttpOptions options = quick();
   options.stall_timeout = 30s;
   options.deadline = 60s;
-  std::atomic<bool> stalls{false};
+  const auto stalls = std::make_shared<std::atomic<bool>>(false);  // the slow answer may still be on its way at the end
   serve(
-      [&](const RangeServer& server, const Asked& asked) {
+      [stalls](const RangeServer& server, const Asked& asked) {
         Answer answer = server.usual(asked);
-        if (stalls.exchange(false)) answer.delay = 20s;
+        if (stalls->exchange(false)) answer.delay = 20s;
         return answer;
       },
       options);
   for (int i = 0; i < 64; ++i) expect_right(read({0, 1000}), {0, 1000});
-  stalls = true;
+  *stalls = true;
   const auto begun = HttpReactor::Clock::now();
   expect_right(read());
   EXPECT_LT(HttpReactor::Clock::now() - begun, 15s);
@@ -234,17 +234,17 @@ TEST_F(RangeReading, OfTwoAnswersOneIsDelivered) {
   HttpOptions options = quick();
   options.stall_timeout = 30s;
   options.deadline = 60s;
-  std::atomic<size_t> slow{0};
+  const auto slow = std::make_shared<std::atomic<size_t>>(0);  // an answer that lost may still be on its way
   serve(
-      [&](const RangeServer& server, const Asked& asked) {
+      [slow](const RangeServer& server, const Asked& asked) {
         Answer answer = server.usual(asked);
-        if (asked.end - asked.begin == kRange.length()) answer.delay = slow++ % 2 == 0 ? 51ms : 1ms;
+        if (asked.end - asked.begin == kRange.length()) answer.delay = (*slow)++ % 2 == 0 ? 51ms : 1ms;
         return answer;
       },
       options);
   for (int round = 0; round < 12; ++round) {
     for (int i = 0; i < 64; ++i) expect_right(read({0, 1000}), {0, 1000});
-    slow = 0;
+    *slow = 0;
     expect_right(read());
   }
 }

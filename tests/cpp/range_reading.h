@@ -33,6 +33,13 @@ inline HttpOptions quick() {
   return options;
 }
 
+// The same where a busy machine must not look like a stall.
+inline HttpOptions patient() {
+  HttpOptions options = quick();
+  options.stall_timeout = 5s;
+  return options;
+}
+
 class RangeReading : public ::testing::Test {
  protected:
   void SetUp() override {
