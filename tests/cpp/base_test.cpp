@@ -1,6 +1,5 @@
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -273,20 +272,14 @@ TEST(File, NamesThePlaceThatCouldNotBeRead) {
 TEST(FileTable, ServesMoreFilesThanItKeepsOpen) {
   TemporaryFolder folder;
   std::vector<std::string> paths;
-  rlimit limit{};
-  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
-  const auto usual = std::exchange(limit.rlim_cur, 1000);
-  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
+  const DescriptorLimit low(1000);
   for (int i = 0; i < 2000; ++i) paths.push_back(folder.write(std::to_string(i), random_bytes(1, i)));
   const auto table = table_of(paths);
   const auto held = table->get(0);
   for (int round = 0; round < 2; ++round) {
     for (uint32_t i = 0; i < paths.size(); ++i) ASSERT_EQ(table->get(i)->path(), paths[i]);
   }
-  const auto descriptors = std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
-  limit.rlim_cur = usual;
-  ::setrlimit(RLIMIT_NOFILE, &limit);
-  EXPECT_LT(descriptors, 600);
+  EXPECT_LT(count_descriptors(), 600u);
   std::byte byte{};
   EXPECT_EQ(::pread(held->buffered(), &byte, 1, 0), 1) << "a file in use was closed";
 }

@@ -20,10 +20,6 @@
 namespace gdsdata::testing {
 namespace {
 
-size_t count_descriptors() {
-  return static_cast<size_t>(std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {})) - 1;
-}
-
 void limit_descriptors(size_t limit) {
   rlimit now{};
   ::getrlimit(RLIMIT_NOFILE, &now);

@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cstddef>
@@ -47,6 +48,27 @@ class TemporaryFolder {
 
  private:
   std::string path_;
+};
+
+// The files that this process has open.
+inline size_t count_descriptors() {
+  return static_cast<size_t>(std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {})) - 1;
+}
+
+// The limit of open files, as long as this lives.
+class DescriptorLimit {
+ public:
+  explicit DescriptorLimit(size_t limit) {
+    ::getrlimit(RLIMIT_NOFILE, &usual_);
+    const rlimit now{limit, usual_.rlim_max};
+    EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &now), 0);
+  }
+  ~DescriptorLimit() { ::setrlimit(RLIMIT_NOFILE, &usual_); }
+  DescriptorLimit(const DescriptorLimit&) = delete;
+  DescriptorLimit& operator=(const DescriptorLimit&) = delete;
+
+ private:
+  rlimit usual_{};
 };
 
 inline Bytes read_file(const std::string& path) {
