@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+import gdsdata
 from gdsdata.bench import cases, settings
 from gdsdata.bench import run as bench_run
 from gdsdata.bench.cases.checkpoint import stock
@@ -26,6 +27,7 @@ from gdsdata.bench.peers import protocols, registry, safetensors, torch_checkpoi
 from gdsdata.bench.peers.by_hand import files, volumes
 from gdsdata.bench.peers.gdsdata import batches as our_batches
 from gdsdata.bench.peers.gdsdata import checkpoints as our_checkpoints
+from gdsdata.io import engine
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
 
@@ -395,6 +397,16 @@ def test_what_the_engines_of_saves_and_loads_move_is_counted(tmp_path):
     assert sum(peer.served().values()) >= 4 * MIB and peer.stated_bytes() > 0
     peer.load(state, str(tmp_path / "a.pt"))
     assert 8 * MIB <= sum(peer.served().values()) < 9 * MIB
+
+
+def test_engines_of_earlier_work_do_not_count_as_memory_that_a_load_takes(tmp_path):
+    earlier = engine.kept_engine(gdsdata.EngineOptions(queue_depth=7), torch.device("cpu"))
+    earlier.prepare()
+    peer, state = our_checkpoints.Pt("cpu"), {"a": torch.ones(MIB)}
+    assert peer.stated_bytes() == 0
+    peer.save(state, str(tmp_path / "a.pt"))
+    ours = engine.kept_engine(peer.options, torch.device("cpu"))
+    assert earlier.bounce_bytes > 0 and peer.stated_bytes() == ours.bounce_bytes
 
 
 @pytest.mark.parametrize("file_format", ["pt", "safetensors", "dcp"])

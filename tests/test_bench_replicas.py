@@ -2,7 +2,9 @@
 
 import json
 import os
+import subprocess
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +14,9 @@ from test_bench import MIB
 from gdsdata.bench import cases, settings
 from gdsdata.bench import run as bench_run
 from gdsdata.bench.cases.all.case import All
+from gdsdata.bench.cases.replicas import ranks
 from gdsdata.bench.cases.replicas.case import Replicas
+from gdsdata.bench.cases.replicas.ranks import Ranks
 from gdsdata.bench.data import checkpoints
 from gdsdata.bench.harness.tables import Table
 from gdsdata.bench.measure import device
@@ -129,6 +133,27 @@ def test_a_rank_that_fails_ends_its_row_with_its_error(tmp_path, monkeypatch):
     assert "rank 1: OSError: this rank has no file" in errors["faulty_ranks:Fails"]
     assert errors["faulty_ranks:Hangs"].endswith("rank 0: no answer within 6 s")
     assert "rank 1: the row's process ended with 9" in errors["faulty_ranks:Dies"]
+
+
+class HeldProcess:
+    """A process that the kernel holds: it is killed, and does not end."""
+
+    killed = False
+
+    def kill(self):
+        self.killed = True
+
+    def wait(self, timeout=None):
+        assert timeout is not None, "nobody waits for it without end"
+        raise subprocess.TimeoutExpired("rank", timeout)
+
+
+@pytest.mark.parametrize("end", [Ranks.end, Ranks.kill])
+def test_ranks_that_the_kernel_holds_do_not_hold_the_bench(monkeypatch, end):
+    monkeypatch.setattr(ranks, "RowProcess", lambda log: SimpleNamespace(process=HeldProcess()))
+    held = Ranks(None, cases.ReplicasSettings(ranks=3), "cpu")
+    end(held)
+    assert [one.process.killed for one in held.ranks] == [True] * 3
 
 
 # ------------------------------------------------------------------------------------------------ one rank's work

@@ -74,10 +74,11 @@ class OfCuFile(Peer):
         import kvikio.defaults
 
         file = kvikio.CuFile(path, mode)
-        direct = setting("auto_direct_io_write" if writes else "auto_direct_io_read")
-        self.path = "POSIX, O_DIRECT" if direct and file.is_direct_io_supported() else "POSIX"
         if self.on_gpu and not kvikio.defaults.is_compat_mode_preferred():
             self.path = cufile_way()
+        else:
+            direct = setting("auto_direct_io_write" if writes else "auto_direct_io_read")
+            self.path = "POSIX, O_DIRECT" if direct and file.is_direct_io_supported() else "POSIX"
         return file
 
 

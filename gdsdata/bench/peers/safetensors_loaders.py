@@ -65,7 +65,7 @@ by_itself(FastSafetensors, "safetensors")
 borrowed(FastSafetensors, serves="checkpoint")
 
 
-class Together(ReplicaPeer, serves="replicas"):
+class RunAi(ReplicaPeer, serves="replicas"):
     key, name = "runai_group", "RunAI streamer, distributed"
     setting = (
         "runai_model_streamer's SafetensorsStreamer.stream_file(device=, is_distributed=True), every tensor; over gloo "
@@ -83,7 +83,7 @@ class Together(ReplicaPeer, serves="replicas"):
             return dict(streamer.get_tensors())
 
 
-class Alone(Together, serves="replicas"):
+class RunAiAlone(RunAi, serves="replicas"):
     key, name = "runai", "RunAI streamer"
     setting = "the same with is_distributed=False; each rank by itself"
     together = False

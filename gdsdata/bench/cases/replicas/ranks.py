@@ -4,12 +4,13 @@ import collections
 import contextlib
 import multiprocessing.connection
 import os
+import subprocess
 import time
 from typing import Any
 
 import torch.distributed
 
-from gdsdata.bench.harness.process import SAMPLING_SECONDS, RowFailed, RowProcess
+from gdsdata.bench.harness.process import ENDING_SECONDS, SAMPLING_SECONDS, RowFailed, RowProcess
 from gdsdata.bench.measure import device, system
 
 STARTING_S = 240  # imports of all rows at once
@@ -60,7 +61,7 @@ class Ranks(RowProcess):
             if sample_memory:
                 self.note_memory()
         if errors or waiting:
-            self.end()
+            self.kill()
             # Ranks that only wait for one that failed are not named.
             told = errors or dict.fromkeys(waiting.values(), RowFailed(f"no answer within {self.within_s} s"))
             raise RowFailed("; ".join(f"rank {rank}: {why}" for rank, why in sorted(told.items())))
@@ -76,10 +77,16 @@ class Ranks(RowProcess):
     def dismiss(self):
         """Do nothing: a rank that ends by itself may wait for another."""
 
-    def end(self, within_s=0.0):
+    def kill(self):
         for process in self.ranks:
             process.process.kill()
-            process.process.wait()
+        ends = time.monotonic() + ENDING_SECONDS
+        for process in self.ranks:
+            with contextlib.suppress(subprocess.TimeoutExpired):  # The kernel may hold it.
+                process.process.wait(max(0.0, ends - time.monotonic()))
+
+    def end(self, within_s=0.0):
+        self.kill()
 
 
 def merged(do, answers):

@@ -60,7 +60,7 @@ class OptionsRow(Row):
 
     def __init__(self, table, key, name, base, options):
         super().__init__(table, key, None)
-        setting = ", ".join(f"{name}={value}" for name, value in (base | options).items())
+        setting = ", ".join(f"{option}={value}" for option, value in (base | options).items())
         self.options, self.described = options, {"key": key, "name": name, "setting": setting or "EngineOptions()"}
 
 

@@ -1,5 +1,7 @@
 """gdsdata.save, load, DCP storage and AsyncCheckpointer: rows of case=checkpoint."""
 
+import collections
+import weakref
 from typing import Any
 
 import gdsdata
@@ -10,22 +12,29 @@ STAGING_SPARE_BYTES = 64 * 2**20  # for what lies between tensors
 
 
 class Counted(Peer):
-    """Comes before a peer that uses engines which gdsdata keeps: the only ones of its process."""
+    """Comes before a peer whose work alone uses engines that gdsdata keeps."""
 
     engine: dict[str, Any]
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
-        self.options, self.served_before = gdsdata.EngineOptions(**self.engine), self.served_in_all()
+        self.options = gdsdata.EngineOptions(**self.engine)
+        here = [one for _, one in engine.engines_here()]
+        self.before = weakref.WeakKeyDictionary((one, counted(one.statistics())) for one in here)
 
-    def served_in_all(self):
-        return counted(*(one.statistics() for _, one in engine.engines_here()))
+    def engines_used(self):
+        """Return {engine: its bytes by path} since this was made, of engines that moved some."""
+        since = {
+            one: counted(one.statistics()) - self.before.get(one, collections.Counter())
+            for _, one in engine.engines_here()
+        }
+        return {one: count for one, count in since.items() if count}
 
     def served(self):
-        return self.served_in_all() - self.served_before
+        return sum(self.engines_used().values(), collections.Counter())
 
     def stated_bytes(self):
-        return sum(one.bounce_bytes for _, one in engine.engines_here())
+        return sum(one.bounce_bytes for one in self.engines_used())
 
 
 class Pt(Counted, CheckpointPeer, serves="checkpoint"):
