@@ -276,6 +276,32 @@ def test_an_interrupt_while_processes_end_loses_no_report(tmp_path, monkeypatch,
     assert (tmp_path / "report.md").exists()
 
 
+@pytest.mark.new_interpreter  # a fork may lose an interrupt that comes at once
+def test_all_passes_on_an_interrupt_that_comes_while_it_starts_a_case(tmp_path, monkeypatch):
+    begun, run, started = [], bench_all.All.run, []
+
+    def interrupted(*arguments, **options):
+        started.append(popen(*arguments, **options))
+        os.kill(os.getpid(), signal.SIGINT)
+        return started[0]
+
+    def stand_in(self, command, output):
+        begun.append(output.parent.name)
+        (output.parent / "results.json").write_text(json.dumps(case_results()))
+        if len(begun) == 2:
+            monkeypatch.setattr(subprocess, "Popen", interrupted)
+            return run(self, [sys.executable, "-c", "import time; time.sleep(30)"], output)
+        return 0
+
+    popen = subprocess.Popen
+    monkeypatch.setattr(bench_all.All, "run", stand_in)
+    chosen = small(tmp_path, cases.AllSettings, case_cases=["load", "latency", "io"])
+    with default_interrupts():
+        assert bench_run.main(chosen, tmp_path) == 130
+    assert started[0].poll() is not None, "the case still runs"
+    assert begun == ["load", "latency"] and results_in(tmp_path)["broken_off"] is True
+
+
 @pytest.mark.new_interpreter  # a fork would interrupt the call of Popen that starts it
 def test_all_passes_it_on_once_and_its_page_has_what_is_there(tmp_path, monkeypatch):
     """The case that is running writes its own report, and no further one begins."""

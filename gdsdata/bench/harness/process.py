@@ -41,6 +41,25 @@ def without_interrupts():
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+@contextlib.contextmanager
+def interrupted_at_end():
+    """Hold a Ctrl-C back, and raise it when this is over.
+
+    A process that is started in it sees its own ones as usual.
+    """
+    came, usual = [], signal.getsignal(signal.SIGINT)
+    if not callable(usual):  # SIGINT is ignored, or ends the process
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda *_: came.append(True))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
+    if came:
+        usual(signal.SIGINT, None)
+
+
 def leave_out_later_interrupts():
     """Let the first Ctrl-C alone interrupt this process: `timeout -s INT` sends two.
 

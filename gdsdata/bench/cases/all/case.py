@@ -19,7 +19,7 @@ from gdsdata.bench.cases import layout_of
 from gdsdata.bench.cases.all.settings import AllSettings
 from gdsdata.bench.cases.settings import overrides, quoted
 from gdsdata.bench.harness.case import BROKEN_OFF, new_results
-from gdsdata.bench.harness.process import INTERRUPTED, MODULE_ARGUMENTS, environment
+from gdsdata.bench.harness.process import INTERRUPTED, MODULE_ARGUMENTS, environment, interrupted_at_end
 from gdsdata.bench.harness.tables import is_ours
 from gdsdata.io.options import EngineOptions
 
@@ -38,7 +38,11 @@ class All:
         names = settings.case.cases or self.measurable(results["notes"])
         for place, name in enumerate(names):
             self.progress.say(f"case={name}, {place + 1} of {len(names)}")
-            row, found = self.one_case(name)
+            try:
+                row, found = self.one_case(name)
+            except KeyboardInterrupt:  # none is running
+                self.broken_off = True
+                break
             if self.broken_off and not found:
                 break
             results["rows"].append(row)
@@ -116,9 +120,6 @@ class All:
         Its progress is passed on line by line, and all its output is kept.
         """
         with open(output, "wb") as log:
-            # In a session of its own: Ctrl-C is passed on to it, once, and it writes its report.
-            ours = environment()
-            process = subprocess.Popen(command, stdout=log, stderr=subprocess.PIPE, env=ours, start_new_session=True)
 
             def pass_on(lines):
                 for line in lines:
@@ -126,19 +127,27 @@ class All:
                     log.flush()
                     self.progress.say(line.decode(errors="replace").rstrip().removeprefix("gdsdata.bench: "))
 
-            passing = threading.Thread(target=pass_on, args=(process.stderr,))
-            passing.start()
+            ours = {"stdout": log, "stderr": subprocess.PIPE, "env": environment()}
+            process = passing = None
             try:
+                with interrupted_at_end():
+                    # In a session of its own: Ctrl-C is passed on to it, once, and it writes its report.
+                    process = subprocess.Popen(command, **ours, start_new_session=True)
+                    passing = threading.Thread(target=pass_on, args=(process.stderr,))
+                    passing.start()
                 return process.wait()
             except KeyboardInterrupt:
                 self.broken_off = True
+                if process is None:
+                    return INTERRUPTED
                 process.send_signal(signal.SIGINT)
                 return process.wait()
             finally:
-                if process.poll() is None:  # The bench itself got a signal to end.
+                if process is not None and process.poll() is None:  # The bench itself got a signal to end.
                     process.terminate()
                     process.wait()
-                passing.join()
+                if passing is not None:
+                    passing.join()
 
 
 def rest_verified(found):
