@@ -131,7 +131,7 @@ class All:
             process = passing = None
             try:
                 with interrupted_at_end():
-                    # In a session of its own: Ctrl-C is passed on to it, once, and it writes its report.
+                    # In a session of its own: Ctrl-C is passed on to it once, and it reports.
                     process = subprocess.Popen(command, **ours, start_new_session=True)
                     passing = threading.Thread(target=pass_on, args=(process.stderr,))
                     passing.start()
