@@ -274,7 +274,11 @@ def records_of(path: str, record_bytes: int) -> Index:
 
 
 class Format(Protocol):
-    """A format: its method reads headers and sizes, and the engine reads samples."""
+    """A format: its method reads headers and sizes, and the engine reads samples.
+
+    If a class has ``decoded_on_cpu = True``, no engine of a GPU begins before its files are
+    indexed.
+    """
 
     def index(self, paths: list[str]) -> SampleIndex:
         """Find the samples of ``paths``.
