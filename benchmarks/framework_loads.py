@@ -17,6 +17,8 @@ from framework_trainers import imported
 
 from gdsdata.bench.measure import device as devices
 from gdsdata.bench.measure import limits, system
+from gdsdata.bench.peers.protocols import counted
+from gdsdata.io import engine
 
 PIECE = 1 << 24  # values that are compared at a time
 SHARDS = 3
@@ -219,12 +221,15 @@ class Peak(threading.Thread):
         self.join()
 
 
+def served():
+    """Return the bytes by route that gdsdata's engines of this process have moved."""
+    return counted(*(one.statistics() for _, one in engine.engines_here()))
+
+
 def loading(name, kind):
     """Return the function that takes a turn. The first one is the process's first load."""
     imported("transformers")
     from transformers import LlamaForCausalLM  # noqa: F401 - its import is not timed
-
-    from gdsdata.bench.peers.gdsdata.checkpoints import Counts
 
     devices.open_context(kind.device)
     load = LOADS[name](kind)
@@ -233,13 +238,14 @@ def loading(name, kind):
         gc.collect()
         devices.synchronize(kind.device)
         devices.forget_peak(kind.device)
-        with Counts() as counts, Peak(daemon=True) as peak:
+        before = served()
+        with Peak(daemon=True) as peak:
             cpu_s, began = system.cpu_seconds(), time.perf_counter()
             model = load()
             devices.synchronize(kind.device)
             seconds, cpu_s = time.perf_counter() - began, system.cpu_seconds() - cpu_s
         found = {"seconds": seconds, "cpu_s": cpu_s, "own_bytes": peak.own_bytes, "rss_bytes": peak.rss_bytes}
-        found |= {"device_bytes": devices.peak_bytes(kind.device), "served": counts.served()}
+        found |= {"device_bytes": devices.peak_bytes(kind.device), "served": served() - before}
         check(model, kind)
         return found
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from framework_loads import llama
+from framework_loads import llama, served
 from framework_trainers import hf_arguments, hf_trainer, imported, lightning_trainer
 from torch.utils.data import DataLoader
 
@@ -334,15 +334,12 @@ def saving(name, work):
     package, run = SAVES[name]
     imported("transformers")  # which has the model, in each row
     imported(package)
-
-    from gdsdata.bench.peers.gdsdata.checkpoints import Counts
-
     devices.open_context(work.device)
 
     def turn():
-        with Counts() as counts:
-            found = run(work)
-        return found | {"served": counts.served()}
+        before = served()
+        found = run(work)
+        return found | {"served": served() - before}
 
     return turn
 

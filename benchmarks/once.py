@@ -164,7 +164,7 @@ def main():
     chosen.folder.mkdir(parents=True, exist_ok=True)
     cores = len(os.sched_getaffinity(0))
     name = torch.cuda.get_device_name(0) if chosen.device == "cuda" else "the CPU"
-    memory = limits.memory_copy(LIMIT_S, threads=cores)["gb_per_s"]
+    memory = limits.memory_copy(LIMIT_S, most_threads=cores)["gb_per_s"]
     print(f"{chosen.ranks} ranks on {name}, {cores} cores; memory: {memory:.1f} GB/s copied by all of them")
     everything = {"machine": system.machine(), "device": name, "memory_gb_per_s": memory, "command": sys.argv[1:]}
 

@@ -23,6 +23,7 @@ written. Peers that are not installed are listed with the command that installs 
 import argparse
 import itertools
 import os
+import shutil
 import statistics
 import sys
 import time
@@ -106,10 +107,10 @@ def content(work, number):
 
 def write(work):
     """Write the shards, and the files of arrays, unless they exist."""
-    for kind in ("shards", "files"):
-        (work.folder / kind).mkdir(parents=True, exist_ok=True)
     if (work.folder / "done").exists():
         return
+    shutil.rmtree(work.folder, ignore_errors=True)
+    (work.folder / "files").mkdir(parents=True)
     images.write_shards(work.folder / "shards", work.samples, partial(content, work), work.extension)
     for number in range(work.samples if work.case == "arrays" else 0):
         np.save(work.folder / "files" / f"{number:06}.npy", array(number, work.elements))

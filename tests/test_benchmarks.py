@@ -185,7 +185,7 @@ def test_frameworks_are_measured_and_what_they_read_and_wrote_is_verified(tmp_pa
     where = ("--device", "cpu", "--folder", tmp_path, "--json", found)
     rows = rows_of("frameworks.py", *where, "--section", section, *small, "--only", *only, within_s=280)
     measured = [cells for name, cells in rows.items() if any(part in name for part in only)]
-    assert len(measured) == 2, rows
+    assert all(any(part in name for name in rows) for part in only), rows
     assert all(figure(cells[0]) > 0 for cells in measured), measured
     assert all(one["error"] is None for one in json.loads(found.read_text())["sections"][section]["rows"].values())
 

@@ -3,6 +3,7 @@
 import ast
 import functools
 import hashlib
+import importlib
 import importlib.util
 import os
 import re
@@ -278,6 +279,30 @@ def test_the_search_for_circles_finds_them(imports, circles):
 
 MOST_LINES = 450
 LONGER_FILES = {"csrc/device/gather_kernel.cpp"}  # made by a compiler
+
+
+def imports_from_the_package(path):
+    """Yield (module, name) for each name that a file imports from gdsdata, also within functions."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module.split(".")[0] == "gdsdata":
+            yield from ((node.module, one.name) for one in node.names)
+
+
+def has_name(module, name):
+    try:
+        return (
+            hasattr(importlib.import_module(module), name) or importlib.util.find_spec(f"{module}.{name}") is not None
+        )
+    except ImportError as error:
+        return not str(error.name).startswith("gdsdata")  # an adapter's framework that is not installed
+
+
+@pytest.mark.parametrize("folder", ["benchmarks", "examples"])
+def test_all_that_scripts_import_from_the_package_exists(folder):
+    found = {(path, *one) for path in (ROOT / folder).rglob("*.py") for one in imports_from_the_package(path)}
+    assert found
+    lost = [f"{path.relative_to(ROOT)}: {module}.{name}" for path, module, name in found if not has_name(module, name)]
+    assert not lost
 
 
 def test_no_attribute_is_computed_under_the_lock_of_functools():

@@ -38,9 +38,9 @@ COPY_BYTES = 64 * 2**20
 COPYING_THREADS = 8  # at most: with ten and twelve no more came through (docs/design-decisions.md)
 
 
-def memory_copy(seconds):
+def memory_copy(seconds, most_threads=COPYING_THREADS):
     """Measure GB/s copied between buffers larger than the caches, by a thread a core."""
-    threads = min(COPYING_THREADS, len(os.sched_getaffinity(0)))
+    threads = min(most_threads, len(os.sched_getaffinity(0)))
     pairs = [(np.ones(COPY_BYTES, np.uint8), np.ones(COPY_BYTES, np.uint8)) for _ in range(threads)]
     end = time.perf_counter() + seconds
 
