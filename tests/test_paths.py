@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from gdsdata.storage.paths import JoinedPaths, absolute, ends_of, joined
+from gdsdata.storage.paths import JoinedPaths, absolute, chosen, ends_of, joined
 
 KINDS = {
     "one": ["/a"],
@@ -39,11 +39,21 @@ def test_they_are_the_same_sequence(both):
 
 def test_slices_are_those_of_the_list(both):
     listed, paths = both
-    chosen = random.Random(0)
+    picked = random.Random(0)
     for _ in range(200):
-        ends = [chosen.choice([None, chosen.randrange(-12, 12)]) for _ in range(2)]
-        part = slice(*ends, chosen.choice([None, 1, 2, -1, -3]))
+        ends = [picked.choice([None, picked.randrange(-12, 12)]) for _ in range(2)]
+        part = slice(*ends, picked.choice([None, 1, 2, -1, -3]))
         assert paths[part] == listed[part]
+
+
+def test_paths_at_some_places_are_those_of_the_list(both):
+    listed, paths = both
+    picked = np.random.default_rng(0)
+    for count in (0, 1, 2, 50):
+        places = picked.integers(0, len(listed), count)
+        found = paths.at(places)
+        assert list(found) == [listed[place] for place in places] == list(chosen(listed, places))
+        assert joined(found).tobytes() == joined(list(found)).tobytes()
 
 
 def test_another_sequence_is_not_equal(both):

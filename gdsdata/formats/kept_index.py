@@ -36,7 +36,7 @@ from gdsdata.formats.index import Format, SampleIndex
 from gdsdata.formats.listing import Folder, Listing, Source, folder_now, sources_of
 from gdsdata.io.engine import warn_once
 from gdsdata.storage.heads import statuses_of
-from gdsdata.storage.paths import absolute, joined
+from gdsdata.storage.paths import absolute, chosen, joined
 from gdsdata.storage.urls import have_urls, is_remote
 
 KIND = "index"
@@ -242,7 +242,7 @@ def _are_as_they_were(index: SampleIndex, folders: list[list], others: list[list
     checked = 0
     while checked < len(files) and (checked < LEAST_CHECKED or time.monotonic() - begun <= CHECK_S):
         some = files[checked : checked + (_CHECKED_AT_ONCE if checked else max(1, LEAST_CHECKED))]
-        _, sizes, times = statuses_of([index.paths[file] for file in some.tolist()])
+        _, sizes, times = statuses_of(chosen(index.paths, some))
         if (sizes != index.size_bytes[some]).any() or (times != index.mtime_ns[some]).any():
             return False
         checked += len(some)

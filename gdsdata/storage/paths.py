@@ -30,6 +30,11 @@ def joined(paths: Sequence[str]) -> np.ndarray:
     return np.frombuffer(os.fsencode(text), np.uint8)
 
 
+def chosen(paths: Sequence[str], places: np.ndarray) -> Sequence[str]:
+    """Return the paths at some places, 0 or more each."""
+    return paths.at(places) if isinstance(paths, JoinedPaths) else [paths[place] for place in places.tolist()]
+
+
 def ends_of(joined_paths: np.ndarray) -> np.ndarray:
     """Return where each of joined paths ends, at least one: int64, one for each path."""
     return np.append(np.flatnonzero(joined_paths == 0), len(joined_paths))
@@ -71,6 +76,16 @@ class JoinedPaths(Sequence[str]):
 
     def __iter__(self) -> Iterator[str]:
         return iter(self[:])
+
+    def at(self, places: np.ndarray) -> JoinedPaths:
+        """Return the paths at some places, 0 or more each, without making strings."""
+        before = np.where(places > 0, self._ends[places - 1] + 1, 0)  # where each begins
+        sizes = self._ends[places] - before + 1  # with a NUL behind each
+        ends = np.cumsum(sizes) - 1
+        sources = np.arange(int(sizes.sum()) - 1) + np.repeat(before - ends - 1 + sizes, sizes)[:-1]
+        chosen = self.joined.take(sources, mode="clip")  # the last path has no NUL
+        chosen[ends[:-1]] = 0
+        return JoinedPaths(chosen, ends)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and len(self) == len(other) and all(map(str.__eq__, self, other))
