@@ -10,10 +10,14 @@ import torch
 from helpers import MIB, eventually, in_new_process
 
 from gdsdata.checkpoint.background import staging_memory
+from gdsdata.checkpoint.background.file_saves import FileSaves
+from gdsdata.checkpoint.background.staging import Sources
 from gdsdata.checkpoint.background.staging_memory import Staging
+from gdsdata.checkpoint.file_writer import FileWriter
 from gdsdata.errors import DeviceError
 from gdsdata.io import engine
 from gdsdata.io.memory import paged_memory, pinned_memory
+from gdsdata.io.options import EngineOptions
 
 GPU = torch.device("cuda:0")
 NEVER = bool  # a function that returns False
@@ -273,6 +277,36 @@ def test_a_save_without_threads_makes_its_buffers_itself(pinned, monkeypatch):
 
 
 # ------------------------------------------------------------------------------------------------ the memory itself
+
+
+@pytest.mark.parametrize(
+    ("on_gpu", "sizes_bytes", "at_once"),
+    [(True, [4 * MIB], True), (True, [4096] * 1024, False), (False, [4 * MIB], False)],
+    ids=["long tensors of a GPU", "short ones", "of the CPU"],
+)
+def test_writing_begins_at_once_only_if_a_gpu_copies_long_tensors(
+    tmp_path, monkeypatch, pinned, on_gpu, sizes_bytes, at_once
+):
+    monkeypatch.setattr(Sources, "first_gpu", GPU if on_gpu else None)
+    begun, taken, take = threading.Event(), [], Staging.take
+
+    def take_slowly(staging, *arguments):
+        taken.append(begun.wait(20 if at_once else 0.1) if len(taken) == 3 else begun.is_set())
+        return take(staging, *arguments)
+
+    def write(writer, extents):
+        begun.set()
+        return written(writer, extents)
+
+    written = FileWriter.write
+    monkeypatch.setattr(FileWriter, "write", write)
+    monkeypatch.setattr(Staging, "take", take_slowly)
+    tensors = [torch.randint(256, (size,), dtype=torch.uint8) for size in sizes_bytes]
+    saves = FileSaves(str(tmp_path), 64 * MIB, EngineOptions())
+    saves.save_tensors(tensors, b"header", str(tmp_path / "state"))
+    saves.close()
+    assert len(taken) >= 4 and taken[3] == at_once
+    assert (tmp_path / "state").read_bytes() == b"header" + torch.cat(tensors).numpy().tobytes()
 
 
 def test_paged_memory_takes_what_was_touched_of_it():

@@ -12,7 +12,7 @@ import torch
 
 from gdsdata.checkpoint.background.save_content import SaveContent, content_of_state, content_of_tensors
 from gdsdata.checkpoint.background.save_counts import SaveCounts
-from gdsdata.checkpoint.background.save_job import SaveJob
+from gdsdata.checkpoint.background.save_job import PIECES_AT_A_TIME, SaveJob
 from gdsdata.checkpoint.background.staging import Snapshots
 from gdsdata.checkpoint.background.staging_memory import Staging
 from gdsdata.checkpoint.threads import DaemonThreads
@@ -43,7 +43,7 @@ class FileSaves:
         self._counts = SaveCounts(folder)
         self._staging = Staging(staging_bytes)
         self._saver = ThreadPoolExecutor(1, thread_name_prefix="gdsdata-save")  # the interpreter's end waits for it
-        self._writers = DaemonThreads(2, "gdsdata-write")  # two pieces of a file at a time
+        self._writers = DaemonThreads(PIECES_AT_A_TIME, "gdsdata-write")
         self._unseen: list[Future[Any]] = []  # what is in progress, and errors that nobody has seen
 
     def prepare(self, size_bytes: int, device: torch.device | None) -> None:

@@ -21,6 +21,7 @@ from gdsdata.checkpoint.background.memory_folder import MemoryFolder
 from gdsdata.checkpoint.background.memory_transfers import Transfers
 from gdsdata.checkpoint.background.own_copy import NO_COPY, NoCopy, OwnCopy
 from gdsdata.checkpoint.background.ranks import Ranks
+from gdsdata.checkpoint.background.save_job import PIECES_AT_A_TIME
 from gdsdata.checkpoint.background.sending import give_way
 from gdsdata.checkpoint.threads import DaemonThreads
 from gdsdata.collective.peers import Meeting, Peers
@@ -139,7 +140,7 @@ class PeerMemory:
             is_stopped = self._is_stopped
             self._meeting = peers.meet(lambda: not is_stopped.is_set(), timedelta(seconds=timeout_s))
         self._thread = DaemonThreads(1, "gdsdata-send")
-        self._copiers = DaemonThreads(2, "gdsdata-copy")  # as many as write pieces of the file
+        self._copiers = DaemonThreads(PIECES_AT_A_TIME, "gdsdata-copy")
         self._end = weakref.finalize(self, _end, self._is_stopped, self._meeting, self._thread, os.getpid())
         self._kept: Generation | None = None  # the complete one; all ranks have the same
         self._is_busy = False  # the thread has a generation

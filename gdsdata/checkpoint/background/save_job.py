@@ -25,6 +25,13 @@ from gdsdata.checkpoint.torch_zip.state_layout import StateLayout
 from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
 
+# Pieces that are written at a time: storage works on others while Python gets to the next one. In
+# the background of a Python loop, 2 pieces had 0.86 and 0.80 of the raw write, 4 had 0.89 and 0.83,
+# 8 no more than noise above that (H200).
+PIECES_AT_A_TIME = 4
+# If storages on a GPU have so many bytes on average, staging seldom needs the GIL.
+_LONG_STORAGE_BYTES = 1 << 20
+
 
 class SaveJob:
     """The state of one save. One thread calls `stage`, another one `write`.
@@ -61,8 +68,10 @@ class SaveJob:
         self._staged: queue.SimpleQueue[Staged | BaseException | None] = queue.SimpleQueue()  # None: the end
         self._cancelled = threading.Event()  # what is staged will not be written
         # Writing begins when the state is staged, or finds no room: two threads that ask for the
-        # GIL slow each other.
+        # GIL slow each other. It begins at once if a GPU's engine copies long storages.
         self._may_write = threading.Event()
+        if self._sources.first_gpu is not None and self.size_bytes >= count * _LONG_STORAGE_BYTES:
+            self._may_write.set()
         self._snapshot: Snapshot | None = None
         if snapshots.makes_any:
             self._snapshot = snapshots.take([self._sources.bytes_of(storage) for storage in range(count)])

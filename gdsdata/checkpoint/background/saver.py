@@ -13,7 +13,7 @@ from gdsdata.checkpoint.background.own_copy import NoCopy, OwnCopy
 from gdsdata.checkpoint.background.peer_memory import CopiesInMemory, Outcome, set_outcome
 from gdsdata.checkpoint.background.ranks import Ranks
 from gdsdata.checkpoint.background.replicas import Described, ReplicaJob, Replicas
-from gdsdata.checkpoint.background.save_job import FailedJob, SaveJob
+from gdsdata.checkpoint.background.save_job import PIECES_AT_A_TIME, FailedJob, SaveJob
 from gdsdata.checkpoint.background.uploads import Kept, Uploads
 from gdsdata.checkpoint.threads import DaemonThreads
 from gdsdata.errors import CorruptData, IoError, RankLost, SaveAborted
@@ -69,7 +69,7 @@ class Saver:
         self._locked: LockedFolder | None = None  # of the thread, from its first save on
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="gdsdata-save")  # the interpreter's end waits for it
         self._is_closed = False
-        self._writers = DaemonThreads(2, "gdsdata-write")  # two pieces at a time, so that storage always has the next
+        self._writers = DaemonThreads(PIECES_AT_A_TIME, "gdsdata-write")
 
     def submit(self, job: Job, described: Described, uploaded: Future[str], copied: Outcome) -> Future[str]:
         """Save a state after those before it.
