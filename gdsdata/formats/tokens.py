@@ -54,8 +54,8 @@ class _Layout(NamedTuple):
 class Tokens:
     """Windows of ``seq_len + 1`` tokens, ``stride`` apart, none across a file's end.
 
-    The first tokens of files are looked at: if most of them cannot be tokens of ``dtype``, a
-    warning says what they seem to be. Of many files, a hundred or two are looked at.
+    The first tokens of a hundred or two files are looked at: if most of them cannot be tokens of
+    ``dtype``, a warning says what they seem to be.
 
     A batch is int64 ``(B, seq_len + 1)``: inputs are ``batch[:, :-1]``, targets ``batch[:, 1:]``. A
     file too short for a window gives none, and so do the tokens behind a file's last whole window.
@@ -137,9 +137,9 @@ class Tokens:
 
 
 def _warn_of_another_dtype(heads: list[bytes], paths: list[str], layouts: list[_Layout]) -> None:
-    """Warn of the first bare file whose tokens seem to be of another dtype.
+    """Warn of a bare file whose tokens seem to be of another dtype.
 
-    Of many files, some are looked at: those of a data set are usually written by one program.
+    Not all of many files are looked at: one program usually writes all of a data set.
     """
     bare = [file for file, layout in enumerate(layouts) if layout.base_bytes == 0]
     for file in bare[:: max(1, len(bare) // _LOOKED_AT)]:
