@@ -17,6 +17,8 @@ OPTIONS = (
     "-filer.maxMB=1", "-master.telemetry=false", "-webdav=false", "-admin.ui=false", "-s3.port.iceberg=0",
     "-s3.port.lance=0",
 )  # fmt: skip
+# In the server's folder, where it runs: the name of a socket has at most 107 bytes.
+SOCKETS = ("-filer.localSocket=filer.sock", "-s3.localSocket=s3.sock")
 
 
 def program():
@@ -42,8 +44,7 @@ def start(folder):
     ports = dict(zip(names, free_ports(len(names)), strict=True))
     command = [
         program(), "-logtostderr", "mini", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={folder}",
-        f"-s3.config={folder / 's3.json'}", f"-filer.localSocket={folder / 'filer.sock'}",
-        f"-s3.localSocket={folder / 's3.sock'}", *OPTIONS,
+        f"-s3.config={folder / 's3.json'}", *SOCKETS, *OPTIONS,
         *(f"-{name}={port}" for name, port in ports.items()),
     ]  # fmt: skip
     return ServerProcess(command, ports["s3.port"], folder)
