@@ -237,9 +237,9 @@ def test_an_engine_takes_little_bounce_memory_where_little_is_left(monkeypatch):
 def limited_group(limit_bytes: int) -> Path:
     """Make a memory group below this process's own, or skip the test."""
     try:
-        (kind, mount, inside), *_ = memory_budget._memory_groups(Path("/"))
+        (kind, mount, inside), *_ = memory_budget._memory_groups("/")
         name, file = {"cgroup": ("v1", "memory.limit_in_bytes"), "cgroup2": ("v2", "memory.max")}[kind]
-        group = mount / inside / f"gdsdata-{uuid.uuid4().hex}"
+        group = Path(mount, inside, f"gdsdata-{uuid.uuid4().hex}")
         group.mkdir()
     except (ValueError, OSError) as error:
         pytest.skip(f"no control group can be made here: {error}")

@@ -107,9 +107,9 @@ def group_of_its_own() -> Iterator[Path]:
     if os.geteuid():
         pytest.skip("only root makes a control group")
     why = "no control group counts memory here"
-    for kind, mount, inside in memory_budget._memory_groups(Path("/")):
-        parent = mount / inside if kind == "cgroup" else mount
-        if kind == "cgroup2" and "memory" not in (mount / "cgroup.subtree_control").read_text().split():
+    for kind, mount, inside in memory_budget._memory_groups("/"):
+        parent = Path(mount, inside) if kind == "cgroup" else Path(mount)
+        if kind == "cgroup2" and "memory" not in (parent / "cgroup.subtree_control").read_text().split():
             continue
         group = parent / f"gdsdata-test-{uuid.uuid4().hex}"
         try:
