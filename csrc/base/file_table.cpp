@@ -47,7 +47,8 @@ std::shared_ptr<File> FileTable::get(uint32_t index, WhenTaken when_taken) {
   if (!identities_.empty()) expected = identities_[index];
   auto file = File::open_for_reading(paths_[index], expected, when_taken);
   if (file == nullptr) return nullptr;
-  if (paths_.size() > most_cached_descriptors() / 2) file->map_at_once();
+  // Beyond so many mappings it would not rest, but be unmapped when it is closed.
+  if (paths_.size() > most_cached_descriptors() / 2 && Mapping::count() <= Mapping::most()) file->map_at_once();
   {
     std::lock_guard lock(mutex_);
     if (auto found = find_opened(index)) return found;  // another thread was faster; `file` closes after the lock
