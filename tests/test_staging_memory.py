@@ -5,13 +5,13 @@ import threading
 from pathlib import Path
 
 import fake_gpu
+import numpy as np
 import pytest
 import torch
 from helpers import MIB, eventually, in_new_process
 
-from gdsdata.checkpoint.background import staging_memory
+from gdsdata.checkpoint.background import save_job, staging_memory
 from gdsdata.checkpoint.background.file_saves import FileSaves
-from gdsdata.checkpoint.background.staging import Sources
 from gdsdata.checkpoint.background.staging_memory import Staging
 from gdsdata.checkpoint.file_writer import FileWriter
 from gdsdata.errors import DeviceError
@@ -276,37 +276,48 @@ def test_a_save_without_threads_makes_its_buffers_itself(pinned, monkeypatch):
     assert set(pinned) == {threading.current_thread().name}
 
 
-# ------------------------------------------------------------------------------------------------ the memory itself
-
-
 @pytest.mark.parametrize(
-    ("on_gpu", "sizes_bytes", "at_once"),
-    [(True, [4 * MIB], True), (True, [4096] * 1024, False), (False, [4 * MIB], False)],
-    ids=["long tensors of a GPU", "short ones", "of the CPU"],
+    ("on_gpu", "on_cpu", "by_gpus"),
+    [
+        ([MIB, 64 * MIB], [], True),
+        ([64 * MIB, 64 * MIB], [4], True),
+        ([MIB - 1], [], False),
+        ([64 * MIB], [8] * 64, False),
+        ([64 * MIB], [64 * MIB], False),
+        ([], [64 * MIB], False),
+        ([], [], False),
+    ],
 )
-def test_writing_begins_at_once_only_if_a_gpu_copies_long_tensors(
-    tmp_path, monkeypatch, pinned, on_gpu, sizes_bytes, at_once
-):
-    monkeypatch.setattr(Sources, "first_gpu", GPU if on_gpu else None)
-    begun, taken, take = threading.Event(), [], Staging.take
+def test_a_state_is_copied_by_gpus_if_nearly_all_is_there_in_long_storages(on_gpu, on_cpu, by_gpus):
+    is_on_cpu = np.array([False] * len(on_gpu) + [True] * len(on_cpu), bool)
+    assert save_job.is_copied_by_gpus(is_on_cpu, np.array([*on_gpu, *on_cpu], np.int64)) == by_gpus
+
+
+@pytest.mark.parametrize("by_gpus", [True, False])
+def test_writing_begins_at_once_only_if_a_gpu_copies(tmp_path, monkeypatch, by_gpus):
+    monkeypatch.setattr(save_job, "is_copied_by_gpus", lambda *_: by_gpus)
+    begun, taken = threading.Event(), []
+    take, written = Staging.take, FileWriter.write
 
     def take_slowly(staging, *arguments):
-        taken.append(begun.wait(20 if at_once else 0.1) if len(taken) == 3 else begun.is_set())
+        taken.append(begun.wait(20 if by_gpus else 0.1) if len(taken) == 3 else begun.is_set())
         return take(staging, *arguments)
 
     def write(writer, extents):
         begun.set()
         return written(writer, extents)
 
-    written = FileWriter.write
     monkeypatch.setattr(FileWriter, "write", write)
     monkeypatch.setattr(Staging, "take", take_slowly)
-    tensors = [torch.randint(256, (size,), dtype=torch.uint8) for size in sizes_bytes]
+    state = torch.randint(256, (4 * MIB,), dtype=torch.uint8)
     saves = FileSaves(str(tmp_path), 64 * MIB, EngineOptions())
-    saves.save_tensors(tensors, b"header", str(tmp_path / "state"))
+    saves.save_tensors([state], b"header", str(tmp_path / "state"))
     saves.close()
-    assert len(taken) >= 4 and taken[3] == at_once
-    assert (tmp_path / "state").read_bytes() == b"header" + torch.cat(tensors).numpy().tobytes()
+    assert len(taken) >= 4 and taken[3] == by_gpus
+    assert (tmp_path / "state").read_bytes() == b"header" + state.numpy().tobytes()
+
+
+# ------------------------------------------------------------------------------------------------ the memory itself
 
 
 def test_paged_memory_takes_what_was_touched_of_it():

@@ -318,6 +318,11 @@ def test_no_file_is_longer_than_a_reader_takes_in():
     assert set(too_long) == LONGER_FILES, f"split these: a file has at most {MOST_LINES} lines: {too_long}"
 
 
+def test_adapters_of_frameworks_are_short():
+    lines = {path.name: path.read_text().count("\n") for path in (PACKAGE / "integrations").glob("*.py")}
+    assert {name: count for name, count in lines.items() if count >= 200} == {}
+
+
 def test_only_engine_py_imports_the_extension():
     importers = [path for path in PACKAGE.rglob("*.py") if "_engine" in imported_modules(path)]
     assert importers == [PACKAGE / "io" / "engine.py"]

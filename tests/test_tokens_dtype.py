@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from gdsdata.formats import Tokens
+from gdsdata.formats import Tokens, tokens
 from gdsdata.formats.tokens import seeming_dtype
 
 many = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -44,6 +44,18 @@ def test_another_dtype_is_told_with_what_the_file_seems_to_be(tmp_path, written,
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Tokens(seems, seq_len=8).index([str(path)])
+
+
+def test_some_of_many_files_are_looked_at(tmp_path, monkeypatch):
+    looked: list[bytes] = []
+    monkeypatch.setattr(tokens, "seeming_dtype", lambda head, dtype: looked.append(head))
+    paths = [tmp_path / f"{number:04}.bin" for number in range(1000)]
+    for number, path in enumerate(paths):
+        path.write_bytes(np.full(200, number, np.uint16).tobytes())
+    Tokens("uint16", seq_len=8).index(list(map(str, paths)))
+    assert 100 <= len(looked) <= 200
+    first, last = (int.from_bytes(head[:2], "little") for head in (looked[0], looked[-1]))
+    assert first == 0 and last >= 980, "only a part of the data set was looked at"
 
 
 @given(

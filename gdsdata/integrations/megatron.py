@@ -158,14 +158,13 @@ class GDSLoadStrategy(strategies.TorchDistLoadShardedStrategy):  # type: ignore[
         state = dist_checkpointing.load(state, folder, GDSLoadStrategy())
 
     It reads what `GDSSaveStrategy` and the stock strategy have saved, on any number of ranks. One
-    load of a process runs at a time. Megatron itself reads the small state that ranks share.
+    load of a process runs at a time. Megatron itself reads the small state that ranks share. A load
+    raises errors as `GDSStorageReader` does.
 
     Args:
         verify: compare the checksum of each tensor that is read as a whole.
         options: of the engine; None: the defaults.
         settings, named: of `TorchDistLoadShardedStrategy`.
-
-    A load raises errors as `GDSStorageReader` does.
     """
 
     def __init__(

@@ -284,6 +284,25 @@ TEST(FileTable, ServesMoreFilesThanItKeepsOpen) {
   EXPECT_EQ(::pread(held->buffered(), &byte, 1, 0), 1) << "a file in use was closed";
 }
 
+TEST(FileTable, MapsFilesAtOnceOnlyWhileMappingsAreLeft) {
+  if (Mapping::most() > 40'000) GTEST_SKIP() << "this system allows too many mappings to make them all";
+  TemporaryFolder folder;
+  std::vector<std::string> paths;
+  const DescriptorLimit low(200);
+  for (int i = 0; i < 100; ++i) paths.push_back(folder.write(std::to_string(i), random_bytes(1, i)));
+  const auto table = table_of(paths);
+  const auto first = table->get(0);
+  EXPECT_TRUE(first->had_short_read());
+  std::vector<std::unique_ptr<Mapping>> mappings;
+  while (Mapping::count() <= Mapping::most()) {
+    mappings.push_back(Mapping::make(first->buffered(), 1));
+    ASSERT_NE(mappings.back(), nullptr);
+  }
+  EXPECT_FALSE(table->get(1)->had_short_read());
+  mappings.clear();
+  EXPECT_TRUE(table->get(2)->had_short_read());
+}
+
 TEST(FileTable, ServesGivenFilesAsTheyWereOpenedAndOthersByName) {
   TemporaryFolder folder;
   const std::string given = folder.write("given", random_bytes(10, 1)),

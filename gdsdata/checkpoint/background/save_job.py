@@ -12,11 +12,22 @@ from typing import NoReturn
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from gdsdata.checkpoint.background.own_copy import NO_COPY, NoCopy, OwnCopy, PieceWriter
 from gdsdata.checkpoint.background.save_content import SaveContent, TensorsLayout
 from gdsdata.checkpoint.background.save_counts import SaveCounts
-from gdsdata.checkpoint.background.staging import NO_SOURCES, Part, Piece, Snapshot, Snapshots, Sources, Staged, pieces
+from gdsdata.checkpoint.background.staging import (
+    NO_SOURCES,
+    Column,
+    Part,
+    Piece,
+    Snapshot,
+    Snapshots,
+    Sources,
+    Staged,
+    pieces,
+)
 from gdsdata.checkpoint.background.staging_memory import Staging
 from gdsdata.checkpoint.file_writer import Extent, FileWriter, crc32_of_all
 from gdsdata.checkpoint.threads import DaemonThreads, results_of
@@ -29,8 +40,9 @@ from gdsdata.io.options import EngineOptions
 # the background of a Python loop, 2 pieces had 0.86 and 0.80 of the raw write, 4 had 0.89 and 0.83,
 # 8 no more than noise above that (H200).
 PIECES_AT_A_TIME = 4
-# If storages on a GPU have so many bytes on average, staging seldom needs the GIL.
+# If a GPU copies so many bytes a storage, staging seldom needs the GIL.
 _LONG_STORAGE_BYTES = 1 << 20
+_MOST_COPIED_ON_CPU = 1 / 16  # of a state that a GPU copies
 
 
 class SaveJob:
@@ -68,9 +80,9 @@ class SaveJob:
         self._staged: queue.SimpleQueue[Staged | BaseException | None] = queue.SimpleQueue()  # None: the end
         self._cancelled = threading.Event()  # what is staged will not be written
         # Writing begins when the state is staged, or finds no room: two threads that ask for the
-        # GIL slow each other. It begins at once if a GPU's engine copies long storages.
+        # GIL slow each other. It begins at once if a GPU copies.
         self._may_write = threading.Event()
-        if self._sources.first_gpu is not None and self.size_bytes >= count * _LONG_STORAGE_BYTES:
+        if is_copied_by_gpus(self._sources.is_on_cpu, self._layout.storages.sizes_bytes):
             self._may_write.set()
         self._snapshot: Snapshot | None = None
         if snapshots.makes_any:
@@ -233,6 +245,17 @@ class SaveJob:
         self._has_header[run] = True
         begin, end = int(records.header_offsets[first]), int(records.offsets[last - 1] + records.sizes_bytes[last - 1])
         return begin, staged.memory[begin - file_begin : end - file_begin]
+
+
+def is_copied_by_gpus(is_on_cpu: NDArray[np.bool_], sizes_bytes: Column) -> bool:
+    """Return whether GPUs copy nearly all of a state, in long storages.
+
+    Args:
+        is_on_cpu, sizes_bytes: of each storage.
+    """
+    copied, all_bytes = int(sizes_bytes[~is_on_cpu].sum()), int(sizes_bytes.sum())
+    is_long = copied >= max(1, len(sizes_bytes)) * _LONG_STORAGE_BYTES
+    return is_long and all_bytes - copied <= _MOST_COPIED_ON_CPU * all_bytes
 
 
 class FailedJob:
