@@ -165,9 +165,9 @@ def _slow(rank, folder):
         return open_path(path)
 
     read, open_path = TensorReader._read, api.open_path
-    options = EngineOptions(stall_timeout_s=0.4)
+    patient, options = EngineOptions(stall_timeout_s=1.0), EngineOptions(stall_timeout_s=0.4)
     with changed(TensorReader, "_read", slowly), changed(agreement, "_BEAT_S", 0.1):
-        digest = digest_of(gdsdata.load(folder / "m.safetensors", group="auto", options=options))
+        digest = digest_of(gdsdata.load(folder / "m.safetensors", group="auto", options=patient))
     with changed(api, "open_path", open_late if rank == 1 else api.open_path):
         return digest, error_of(lambda: gdsdata.load(folder / "m.pt", group="auto", options=options))
 

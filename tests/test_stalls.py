@@ -22,13 +22,13 @@ from gdsdata.formats import Records
 from gdsdata.io import tensor
 
 ITEM_BYTES = 2**20
-STALL_S = 0.4
+STALL_S = 0.8
 _ONE_BY_ONE = dict(
     direct="always", backend="posix", workers=1, queue_depth=1, request_bytes=65536, stall_timeout_s=STALL_S
 )
 # 16 of these take longer than STALL_S, and each takes much less. One of them is not over when
 # STALL_S is.
-SLOW = EngineOptions(**_ONE_BY_ONE, faults="late=1,late_ms=50")
+SLOW = EngineOptions(**_ONE_BY_ONE, faults="late=1,late_ms=100")
 HANGING = EngineOptions(**_ONE_BY_ONE, faults="late=1,late_ms=5000")
 CONTENT = random_bytes(ITEM_BYTES)
 
