@@ -20,7 +20,8 @@ from gdsdata.errors import EngineClosed
 def small_and_quick(monkeypatch):
     monkeypatch.setattr(staging_memory, "_PIECE_BYTES", MIB)
     monkeypatch.setattr(staging_memory, "_PAUSES_PER_BUFFER", 0.0)
-    monkeypatch.setattr(preparation, "_POLL_S", 0.01)
+    monkeypatch.setattr(preparation, "_POLL_S", 0.02)
+    monkeypatch.setattr(preparation, "_QUIET_LOOKS", 50)  # one second: so long a busy machine may pause
 
 
 def has_made(checkpointer: AsyncCheckpointer, buffers: int) -> bool:
@@ -192,6 +193,16 @@ def test_an_optimizers_state_is_prepared_for_after_its_first_step(tmp_path):
         assert eventually(lambda: not is_watching())
         assert checkpointer.save(1, {"model": model, "optimizer": optimizer}).bytes > 12 * MIB
         assert checkpointer._staging.size_bytes == 13 * MIB
+
+
+def test_an_optimizer_whose_first_step_pauses_is_prepared_for_whole(tmp_path):
+    model, optimizer = model_and_optimizer()
+    with AsyncCheckpointer(tmp_path) as checkpointer:
+        checkpointer.prepare({"model": model, "optimizer": optimizer})
+        for buffers, name in ((9, "exp_avg"), (13, "exp_avg_sq")):
+            optimizer.state[model.weight][name] = torch.zeros_like(model.weight)
+            assert has_made(checkpointer, buffers)
+        assert eventually(lambda: not is_watching())
 
 
 def test_an_optimizer_without_state_is_watched_until_the_first_save(tmp_path):

@@ -20,6 +20,8 @@ from gdsdata.io import engine
 
 # How often optimizers are looked at until they have made their state. That takes microseconds.
 _POLL_S = 0.5
+# A step that is held up adds to a state after a pause, so it is looked at for a while longer.
+_QUIET_LOOKS = 5
 _HEADER_BYTES = 256  # of a storage in an archive, with its alignment
 
 
@@ -113,17 +115,22 @@ def _await_states(
         optimizers: that have no state yet.
         ended: ends it early.
     """
-    prepared, seen = [0], [0]  # how many entries their states have
-    while prepared.count(0) > 0 and not ended.wait(_POLL_S):
+    prepared, seen, quiet = [0], [0], 0  # how many values their states have; looks without a change
+    while (seen.count(0) > 0 or quiet < _QUIET_LOOKS) and not ended.wait(_POLL_S):
         there = [one for one in (reference() for reference in optimizers) if one is not None]
         if not there:
             return
-        counts = [len(one.state) for one in there]
+        counts = [_values_in(one) for one in there]
         if counts == seen != prepared and any(counts):  # no step is adding to them
             staging.prepare(*rest.plus(size_of(dict(enumerate(there)))))
             prepared = counts
+        quiet = quiet + 1 if counts == seen else 0
         seen = counts
         del there
+
+
+def _values_in(optimizer: torch.optim.Optimizer) -> int:
+    return sum(len(values) if isinstance(values, dict) else 1 for values in list(optimizer.state.values()))
 
 
 def _tree_of(one: Any) -> Any:
