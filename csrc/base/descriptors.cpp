@@ -40,6 +40,7 @@ struct Caches {
   std::atomic<ssize_t> descriptors{0};  // of all open files, cached or not
   std::atomic<ssize_t> evicted{0};      // files that readers keep open; written under the mutex
 
+  bool has_room(size_t most) const { return descriptors - evicted < static_cast<ssize_t>(most); }
   // Evicts one idle file for the cache `opening`, or for none, and closes all that are no longer
   // read. Caches that have not needed room for longest come first: the data sets of others may no
   // longer be read. Returns false if nothing was evicted or closed, or if `closes` and none closed.
@@ -58,10 +59,9 @@ struct Caches {
     }
     return false;
   }
-  // The same until one more descriptor fits. Returns false if all files are in use.
-  bool make_room(const FileCache* opening) {
-    const auto most = static_cast<ssize_t>(most_cached_descriptors());
-    while (descriptors - evicted >= most) {
+  // The same until one more descriptor fits into the limit `most`. Returns false if all files are in use.
+  bool make_room(const FileCache* opening, size_t most) {
+    while (!has_room(most)) {
       if (!make_idle(opening, /*closes=*/false)) return false;
     }
     return true;
@@ -150,7 +150,7 @@ void expect_descriptors(size_t count) {
   }
 }
 
-void make_room_for_descriptor() { caches().make_room(nullptr); }
+void make_room_for_descriptor() { caches().make_room(nullptr, most_cached_descriptors()); }
 
 void DescriptorShare::add_one() {
   Caches& all = caches();
@@ -182,6 +182,8 @@ void FileCache::leave() {
   if (caches_ == &all) all.remove(*this);  // else it never joined, or joined in the parent process
 }
 
-bool FileCache::make_room() { return caches().make_room(this); }
+bool FileCache::has_room(size_t most) const { return caches().has_room(most); }
+
+bool FileCache::make_room(size_t most) { return caches().make_room(this, most); }
 
 }  // namespace gdsdata

@@ -87,9 +87,11 @@ class FileCache {
 
   void join();
   void leave();
-  // Evicts idle files until one more descriptor fits, first those of the cache that has not needed
-  // room for longest. Returns false if all files of all caches are in use.
-  bool make_room();
+  // Returns true if one more descriptor fits into the limit `most`.
+  bool has_room(size_t most) const;
+  // Evicts idle files until one does, first those of the cache that has not needed room for longest.
+  // Returns false if all files of all caches are in use.
+  bool make_room(size_t most);
 
  private:
   friend struct Caches;

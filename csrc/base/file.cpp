@@ -145,6 +145,7 @@ File::File(std::string path, std::string opened_as, int flags, Descriptor buffer
   size_bytes_ = static_cast<uint64_t>(status.st_size);
   file_system_ = status.st_dev;
   inode_ = status.st_ino;
+  mtime_ns_ = status.st_mtim.tv_sec * 1'000'000'000LL + status.st_mtim.tv_nsec;
 }
 
 File::File(std::shared_ptr<RemoteObject> remote)
@@ -163,10 +164,7 @@ std::shared_ptr<File> File::open_for_reading(const std::string& path, std::optio
   if (buffered.get() < 0) return nullptr;
   std::shared_ptr<File> file(new File(path, path, O_RDONLY, std::move(buffered)));
   if (expected) {
-    struct stat status{};
-    ::fstat(file->buffered(), &status);
-    const int64_t mtime_ns = status.st_mtim.tv_sec * 1'000'000'000LL + status.st_mtim.tv_nsec;
-    const bool modified = expected->mtime_ns != FileIdentity::kAnyTime && mtime_ns != expected->mtime_ns;
+    const bool modified = expected->mtime_ns != FileIdentity::kAnyTime && file->mtime_ns_ != expected->mtime_ns;
     if (file->size_bytes_ != expected->size_bytes || modified) {
       Error error{ErrorCode::kCorrupt, "", path, 0, file->size_bytes_};
       error.message = "'" + path +

@@ -163,6 +163,7 @@ class alignas(64) File : public std::enable_shared_from_this<File> {
   uint64_t direct_alignment_ = 4096;
   uint64_t file_system_ = 0;  // st_dev
   uint64_t inode_ = 0;
+  int64_t mtime_ns_ = 0;  // at the time of opening
   std::once_flag mapping_once_;
   std::unique_ptr<Mapping> mapping_;
   std::once_flag companion_once_;

@@ -8,6 +8,15 @@
 
 namespace gdsdata {
 
+namespace {
+
+// A table that passes files on keeps so large a part of the descriptors, and readers have the rest.
+constexpr size_t kKeptPart = 2;
+// A reader of so large a part of a file is passed it.
+constexpr uint64_t kReadPart = 2;
+
+}  // namespace
+
 FileTable::FileTable(PathList paths, std::vector<FileIdentity> identities, std::vector<std::shared_ptr<File>> opened)
     : paths_(std::move(paths)),
       identities_(std::move(identities)),
@@ -36,19 +45,26 @@ FileTable::FileTable(std::shared_ptr<File> file)
 
 FileTable::~FileTable() { leave(); }
 
-std::shared_ptr<File> FileTable::get(uint32_t index, WhenTaken when_taken) {
+std::shared_ptr<File> FileTable::get(uint32_t index, WhenTaken when_taken, uint64_t wanted_bytes) {
   if (!given_.empty() && given_[index] != nullptr) return given_[index];
+  const size_t most = most_cached_descriptors();
+  const bool may_map = Mapping::count() <= Mapping::most();
+  const bool may_pass = !may_map && paths_.size() > most && !identities_.empty() &&
+                        wanted_bytes >= identities_[index].size_bytes / kReadPart;
+  bool passes = false;
   {
     std::lock_guard lock(mutex_);
     if (auto found = find_opened(index)) return found;
+    passes = may_pass && opened_.size() >= most / kKeptPart && has_room(most);
   }
-  if (!make_room() && when_taken == WhenTaken::kGiveUp) return nullptr;
+  if (!passes && !make_room(most) && when_taken == WhenTaken::kGiveUp) return nullptr;
   std::optional<FileIdentity> expected;
   if (!identities_.empty()) expected = identities_[index];
   auto file = File::open_for_reading(paths_[index], expected, when_taken);
   if (file == nullptr) return nullptr;
+  if (passes) return file;
   // Beyond so many mappings it would not rest, but be unmapped when it is closed.
-  if (paths_.size() > most_cached_descriptors() / 2 && Mapping::count() <= Mapping::most()) file->map_at_once();
+  if (paths_.size() > most / 2 && may_map) file->map_at_once();
   {
     std::lock_guard lock(mutex_);
     if (auto found = find_opened(index)) return found;  // another thread was faster; `file` closes after the lock

@@ -36,10 +36,14 @@ class FileTable final : private FileCache {
   FileTable(const FileTable&) = delete;
   FileTable& operator=(const FileTable&) = delete;
 
+  // Returns a file that is kept open, or one that closes when the caller drops it. The latter if
+  // there are more files than may be open or mapped, and the caller reads most of this one: to keep
+  // it, the table would have to close another, which is as likely to be read next.
+  //
   // Throws Failure if the file cannot be opened or is not the one that was indexed. If all cached
   // files are in use, kGiveUp returns null and kWait opens one more. If the process has no
   // descriptor for that one, kWait waits until others close one.
-  std::shared_ptr<File> get(uint32_t index, WhenTaken when_taken = WhenTaken::kWait);
+  std::shared_ptr<File> get(uint32_t index, WhenTaken when_taken = WhenTaken::kWait, uint64_t wanted_bytes = 0);
 
   Pin pin(PinSlot& slot) const { return Pin(slot, evicted()); }
   // Returns null if the file is not open. It stays open at least until the pin ends, and can be

@@ -44,8 +44,7 @@ size_t RoundReader::read(ActiveSegment& active, std::span<const Transfer> parts,
   const FileTable& table = *active.group().request().files;
   const size_t left_before = left.size();
   const Pin pin = table.pin(pin_slot_);
-  part_files_.assign(1, opened.front().file.get());
-  find_files(table, parts, pin);
+  find_files(table, parts, opened, pin);
   parts = parts.first(part_files_.size());
   asked = std::min(asked, parts.size());
   serve(active, parts.first(asked), left);
@@ -62,9 +61,10 @@ size_t RoundReader::open_files(ActiveSegment& active, std::span<const Transfer> 
   FileCounter files;
   for (size_t i = 0; i < parts.size(); ++i) {
     const Transfer& part = parts[i];
-    if (i == 0 || !table.touch(part.file)) {  // the first is held, so that each round advances
+    const bool is_held = i > 0 && parts[opened.back().part].file == part.file;
+    if (i == 0 || !(is_held || table.touch(part.file))) {  // the first is held, so that each round advances
       try {
-        auto file = table.get(part.file, i == 0 ? when_taken : WhenTaken::kGiveUp);
+        auto file = table.get(part.file, i == 0 ? when_taken : WhenTaken::kGiveUp, part.length);
         if (file == nullptr) {
           if (opened.size() < 2) return i;
           // Only half of these stay open, because each needs a second descriptor for O_DIRECT.
@@ -88,10 +88,16 @@ size_t RoundReader::open_files(ActiveSegment& active, std::span<const Transfer> 
   return parts.size();
 }
 
-// Finds the files of the parts after the first one, up to one that was closed meanwhile.
-void RoundReader::find_files(const FileTable& table, std::span<const Transfer> parts, const Pin& pin) {
-  for (const Transfer& part : parts.subspan(1)) {
-    File* file = table.find(part.file, pin);
+// Finds the files of the parts, up to one that was closed meanwhile. The table need not have those
+// in `opened`, of which the first is that of the first part.
+void RoundReader::find_files(const FileTable& table, std::span<const Transfer> parts, std::span<const Opened> opened,
+                             const Pin& pin) {
+  part_files_.clear();
+  const Opened* held = opened.data();
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (held + 1 < opened.data() + opened.size() && held[1].part == i) ++held;
+    const bool is_held = parts[held->part].file == parts[i].file;
+    File* file = is_held ? held->file.get() : table.find(parts[i].file, pin);
     if (file == nullptr) return;
     part_files_.push_back(file);
   }

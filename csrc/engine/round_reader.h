@@ -39,7 +39,8 @@ class RoundReader {
 
   size_t open_files(ActiveSegment& active, std::span<const Transfer> parts, WhenTaken when_taken,
                     std::vector<Opened>& opened);
-  void find_files(const FileTable& table, std::span<const Transfer> parts, const Pin& pin);
+  void find_files(const FileTable& table, std::span<const Transfer> parts, std::span<const Opened> opened,
+                  const Pin& pin);
   void serve(ActiveSegment& active, std::span<const Transfer> parts, std::vector<Transfer>& left);
   void keep_files(ActiveSegment& active, std::span<const Transfer> parts, size_t asked, std::span<const Transfer> left);
 

@@ -89,6 +89,11 @@ class FewDescriptors : public ::testing::Test {
     return paths;
   }
 
+  static void read_with_workers(const std::shared_ptr<FileTable>& table);
+  static std::shared_ptr<FileTable> identified_table_of(const std::vector<std::string>& paths) {
+    return std::make_shared<FileTable>(paths, std::vector(paths.size(), FileIdentity{10, FileIdentity::kAnyTime}));
+  }
+
   const TemporaryFolder folder_;
 };
 
@@ -142,6 +147,27 @@ TEST_F(FewDescriptors, ATableThatOpensFilesClosesThoseOfTheOneThatOpenedNoneForL
     EXPECT_FALSE(oldest->has_closed_files());
     EXPECT_TRUE(older->has_closed_files());
     EXPECT_FALSE(newest->has_closed_files());
+  });
+}
+
+TEST_F(FewDescriptors, FilesThatAreReadWholeAndCannotBeMappedAreKeptUpToAQuarterOfThem) {
+  if (!can_take_mappings()) GTEST_SKIP() << "this system allows too many mappings";
+  in_own_process([&] {
+    limit_descriptors(100);
+    const auto paths = write_files();
+    const auto table = identified_table_of(paths);
+    const size_t before = count_descriptors();
+    {
+      const auto taken = take_mappings(paths[0]);
+      for (uint32_t i = 0; i < kFiles; ++i) ASSERT_EQ(table->get(i, WhenTaken::kWait, 10)->path(), paths[i]);
+      EXPECT_EQ(count_descriptors() - before, 25u);
+      EXPECT_EQ(table->get(0), table->get(0));
+      EXPECT_NE(table->get(kFiles - 1, WhenTaken::kWait, 10), table->get(kFiles - 1, WhenTaken::kWait, 10));
+      EXPECT_EQ(table->get(kFiles - 1, WhenTaken::kWait, 4), table->get(kFiles - 1, WhenTaken::kWait, 4))
+          << "it is not read whole";
+    }
+    for (uint32_t i = 0; i < kFiles; ++i) table->get(i, WhenTaken::kWait, 10);
+    EXPECT_EQ(count_descriptors() - before, 50u) << "mappings are left again";
   });
 }
 
@@ -313,39 +339,49 @@ TEST_F(FewDescriptors, ThreadsThatReadWithoutALockGetEveryByteWhileFilesAreEvict
   });
 }
 
-TEST_F(FewDescriptors, WorkersReadEveryByteOfMoreFilesThanTheyMayOpen) {
-  in_own_process([&] {
-    constexpr size_t kCallers = 2, kGroups = 30, kParts = 300;
-    const auto table = table_of(write_files());
-    std::vector<Bytes> contents;
-    for (size_t i = 0; i < kFiles; ++i) contents.push_back(random_bytes(10, i));
-    limit_descriptors(100);
-    EngineOptions options;
-    options.backend = "posix";
-    options.workers = 3;
-    Engine engine(options, host_device());
-    std::vector<std::thread> callers;
-    for (size_t caller = 0; caller < kCallers; ++caller) {
-      callers.emplace_back([&, caller] {
-        std::mt19937 random(static_cast<uint32_t>(caller));
-        for (size_t i = 0; i < kGroups; ++i) {
-          const auto group = std::make_shared<Group>();
-          group->edit().files = table;
-          Bytes memory(kParts * 10);
-          for (size_t part = 0; part < kParts; ++part) {
-            group->edit().transfers.push_back({static_cast<uint32_t>(random() % kFiles), 0, 10, &memory[part * 10]});
-          }
-          engine.run(group);
-          EXPECT_FALSE(group->result().error) << group->result().error->message;
-          for (size_t part = 0; part < kParts; ++part) {
-            const Bytes& content = contents[group->request().transfers[part].file];
-            ASSERT_EQ(std::memcmp(&memory[part * 10], content.data(), 10), 0) << part;
-          }
+void FewDescriptors::read_with_workers(const std::shared_ptr<FileTable>& table) {
+  constexpr size_t kCallers = 2, kGroups = 30, kParts = 300;
+  std::vector<Bytes> contents;
+  for (size_t i = 0; i < kFiles; ++i) contents.push_back(random_bytes(10, i));
+  limit_descriptors(100);
+  EngineOptions options;
+  options.backend = "posix";
+  options.workers = 3;
+  Engine engine(options, host_device());
+  std::vector<std::thread> callers;
+  for (size_t caller = 0; caller < kCallers; ++caller) {
+    callers.emplace_back([&, caller] {
+      std::mt19937 random(static_cast<uint32_t>(caller));
+      for (size_t i = 0; i < kGroups; ++i) {
+        const auto group = std::make_shared<Group>();
+        group->edit().files = table;
+        Bytes memory(kParts * 10);
+        for (size_t part = 0; part < kParts; ++part) {
+          group->edit().transfers.push_back({static_cast<uint32_t>(random() % kFiles), 0, 10, &memory[part * 10]});
         }
-      });
-    }
-    for (std::thread& caller : callers) caller.join();
-    EXPECT_LT(count_descriptors(), 95u);
+        engine.run(group);
+        EXPECT_FALSE(group->result().error) << group->result().error->message;
+        for (size_t part = 0; part < kParts; ++part) {
+          const Bytes& content = contents[group->request().transfers[part].file];
+          ASSERT_EQ(std::memcmp(&memory[part * 10], content.data(), 10), 0) << part;
+        }
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_LT(count_descriptors(), 95u);
+}
+
+TEST_F(FewDescriptors, WorkersReadEveryByteOfMoreFilesThanTheyMayOpen) {
+  in_own_process([&] { read_with_workers(table_of(write_files())); });
+}
+
+TEST_F(FewDescriptors, WorkersReadEveryByteOfMoreFilesThanTheyMayOpenOrMap) {
+  if (!can_take_mappings()) GTEST_SKIP() << "this system allows too many mappings";
+  in_own_process([&] {
+    const auto paths = write_files();
+    const auto taken = take_mappings(paths[0]);
+    read_with_workers(identified_table_of(paths));
   });
 }
 

@@ -83,6 +83,20 @@ inline std::shared_ptr<FileTable> table_of(std::vector<std::string> paths) {
   return std::make_shared<FileTable>(std::move(paths), std::vector<FileIdentity>{});
 }
 
+// As many mappings of a file as this library makes at most, and one more.
+inline std::vector<std::unique_ptr<Mapping>> take_mappings(const std::string& path) {
+  const Descriptor file(::open(path.c_str(), O_RDONLY));
+  std::vector<std::unique_ptr<Mapping>> taken;
+  while (Mapping::count() <= Mapping::most()) {
+    taken.push_back(Mapping::make(file.get(), 1));
+    if (taken.back() == nullptr) throw std::runtime_error("no mapping is left");
+  }
+  return taken;
+}
+
+// They take a moment and 10 MB by default. Some systems allow far more.
+inline bool can_take_mappings() { return Mapping::most() <= 40'000; }
+
 inline void drop_from_page_cache(const std::string& path) {
   const int fd = ::open(path.c_str(), O_RDONLY);
   ::fsync(fd);
