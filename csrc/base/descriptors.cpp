@@ -40,7 +40,6 @@ struct Caches {
   std::atomic<ssize_t> descriptors{0};  // of all open files, cached or not
   std::atomic<ssize_t> evicted{0};      // files that readers keep open; written under the mutex
 
-  bool has_room(size_t most) const { return descriptors - evicted < static_cast<ssize_t>(most); }
   // Evicts one idle file for the cache `opening`, or for none, and closes all that are no longer
   // read. Caches that have not needed room for longest come first: the data sets of others may no
   // longer be read. Returns false if nothing was evicted or closed, or if `closes` and none closed.
@@ -61,7 +60,7 @@ struct Caches {
   }
   // The same until one more descriptor fits into the limit `most`. Returns false if all files are in use.
   bool make_room(const FileCache* opening, size_t most) {
-    while (!has_room(most)) {
+    while (descriptors - evicted >= static_cast<ssize_t>(most)) {
       if (!make_idle(opening, /*closes=*/false)) return false;
     }
     return true;
@@ -181,8 +180,6 @@ void FileCache::leave() {
   Caches& all = caches();
   if (caches_ == &all) all.remove(*this);  // else it never joined, or joined in the parent process
 }
-
-bool FileCache::has_room(size_t most) const { return caches().has_room(most); }
 
 bool FileCache::make_room(size_t most) { return caches().make_room(this, most); }
 

@@ -87,10 +87,8 @@ class FileCache {
 
   void join();
   void leave();
-  // Returns true if one more descriptor fits into the limit `most`.
-  bool has_room(size_t most) const;
-  // Evicts idle files until one does, first those of the cache that has not needed room for longest.
-  // Returns false if all files of all caches are in use.
+  // Evicts idle files until one more descriptor fits into the limit `most`, first those of the cache
+  // that has not needed room for longest. Returns false if all files of all caches are in use.
   bool make_room(size_t most);
 
  private:

@@ -14,6 +14,9 @@ namespace {
 constexpr size_t kKeptPart = 2;
 // A reader of so large a part of a file is passed it.
 constexpr uint64_t kReadPart = 2;
+// Files may rest beyond Mapping::most() by so large a part of it. Otherwise each that is mapped
+// would have to unmap another.
+constexpr size_t kRestingPart = 8;
 
 }  // namespace
 
@@ -55,9 +58,9 @@ std::shared_ptr<File> FileTable::get(uint32_t index, WhenTaken when_taken, uint6
   {
     std::lock_guard lock(mutex_);
     if (auto found = find_opened(index)) return found;
-    passes = may_pass && opened_.size() >= most / kKeptPart && has_room(most);
+    passes = may_pass && opened_.size() >= most / kKeptPart;
   }
-  if (!passes && !make_room(most) && when_taken == WhenTaken::kGiveUp) return nullptr;
+  if (!make_room(most) && when_taken == WhenTaken::kGiveUp) return nullptr;
   std::optional<FileIdentity> expected;
   if (!identities_.empty()) expected = identities_[index];
   auto file = File::open_for_reading(paths_[index], expected, when_taken);
@@ -123,7 +126,8 @@ Limbo::Object FileTable::evict_opened() noexcept {
 
 // Only the files of a data set, which were compared with its index.
 std::shared_ptr<void> FileTable::rest(const Opened& opened) noexcept {
-  return identities_.empty() || Mapping::count() > Mapping::most() ? nullptr : opened.file->rest();
+  const size_t most = Mapping::most() + Mapping::most() / kRestingPart;
+  return identities_.empty() || Mapping::count() > most ? nullptr : opened.file->rest();
 }
 
 bool FileTable::find_awake() noexcept {

@@ -128,6 +128,28 @@ TEST_F(RestingFiles, AreOpenedAgainForAllThatNeedsADescriptorAndAreClosedForOthe
   });
 }
 
+TEST_F(RestingFiles, StayMappedWhenNoMoreFilesMayBe) {
+  if (!can_take_mappings()) GTEST_SKIP() << "this system allows too many mappings";
+  in_own_process([&] {
+    constexpr size_t kMapped = 101;
+    const auto files = table();
+    auto taken = take_mappings(paths_[0]);
+    taken.resize(taken.size() - kMapped);
+    for (int pass = 0; pass < 3; ++pass) {
+      const size_t before = Mapping::count();
+      size_t mapped = 0;
+      for (uint32_t i = 0; i < kFiles; ++i) {
+        const auto file = files->get(i, WhenTaken::kWait, kFileBytes);
+        if (!file->rests() && file->had_short_read()) file->mapping();  // as a reader does
+        mapped += i < kMapped && file->rests() ? 1 : 0;
+      }
+      if (pass == 0) continue;
+      EXPECT_LE(Mapping::count(), before + 25) << "those that are kept are mapped when they are read again";
+      EXPECT_GE(mapped, kMapped - 25);
+    }
+  });
+}
+
 TEST_F(RestingFiles, ThatWereTruncatedAreAnError) {
   in_own_process([&] {
     const auto files = table();
