@@ -36,8 +36,8 @@ class FileTable final : private FileCache {
   FileTable(const FileTable&) = delete;
   FileTable& operator=(const FileTable&) = delete;
 
-  // Returns a file that is kept open, or one that closes when the caller drops it. The latter if
-  // there are more files than may be open or mapped, and the caller reads most of this one: to keep
+  // Returns a file that is kept open, or one that closes when the caller drops it. It closes if
+  // there are more files than may be open or mapped, and the caller reads most of this one. To keep
   // it, the table would have to close another, which is as likely to be read next.
   //
   // Throws Failure if the file cannot be opened or is not the one that was indexed. If all cached
