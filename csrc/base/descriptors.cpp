@@ -58,8 +58,8 @@ struct Caches {
     }
     return false;
   }
-  // The same until one more descriptor fits into the limit `most`. Returns false if all files are in
-  // use.
+  // The same until one more descriptor fits into the limit `most`. Returns false if all files are
+  // in use.
   bool make_room(const FileCache* opening, size_t most) {
     while (descriptors - evicted >= static_cast<ssize_t>(most)) {
       if (!make_idle(opening, /*closes=*/false)) return false;

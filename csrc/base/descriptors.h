@@ -87,8 +87,9 @@ class FileCache {
 
   void join();
   void leave();
-  // Evicts idle files until one more descriptor fits into the limit `most`, first those of the cache
-  // that has not needed room for longest. Returns false if all files of all caches are in use.
+  // Evicts idle files until one more descriptor fits into the limit `most`, first those of the
+  // cache that has not needed room for longest. Returns false if all files of all caches are in
+  // use.
   bool make_room(size_t most);
 
  private:
