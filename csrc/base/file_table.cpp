@@ -5,20 +5,9 @@
 #include <utility>
 
 #include "base/block_cache.h"
+#include "tuning.h"
 
 namespace gdsdata {
-
-namespace {
-
-// A table that passes files on keeps so large a part of the descriptors, and readers have the rest.
-constexpr size_t kKeptPart = 2;
-// A reader of so large a part of a file is passed it.
-constexpr uint64_t kReadPart = 2;
-// Files may rest beyond Mapping::most() by so large a part of it. Otherwise each that is mapped
-// would have to unmap another.
-constexpr size_t kRestingPart = 8;
-
-}  // namespace
 
 FileTable::FileTable(PathList paths, std::vector<FileIdentity> identities, std::vector<std::shared_ptr<File>> opened)
     : paths_(std::move(paths)),
@@ -52,13 +41,13 @@ std::shared_ptr<File> FileTable::get(uint32_t index, WhenTaken when_taken, uint6
   if (!given_.empty() && given_[index] != nullptr) return given_[index];
   const size_t most = most_cached_descriptors();
   const bool may_map = Mapping::count() <= Mapping::most();
-  const bool may_pass = !may_map && paths_.size() > most && !identities_.empty() &&
-                        wanted_bytes >= identities_[index].size_bytes / kReadPart;
+  const bool may_pass = !may_map && paths_.size() > most && !has_remote_ && !identities_.empty() &&
+                        wanted_bytes >= identities_[index].size_bytes / tuning::kReadPart;
   bool passes = false;
   {
     std::lock_guard lock(mutex_);
     if (auto found = find_opened(index)) return found;
-    passes = may_pass && opened_.size() >= most / kKeptPart;
+    passes = may_pass && opened_.size() >= most / tuning::kKeptPart;
   }
   if (!make_room(most) && when_taken == WhenTaken::kGiveUp) return nullptr;
   std::optional<FileIdentity> expected;
@@ -126,7 +115,7 @@ Limbo::Object FileTable::evict_opened() noexcept {
 
 // Only the files of a data set, which were compared with its index.
 std::shared_ptr<void> FileTable::rest(const Opened& opened) noexcept {
-  const size_t most = Mapping::most() + Mapping::most() / kRestingPart;
+  const size_t most = Mapping::most() + Mapping::most() / tuning::kRestingPart;
   return identities_.empty() || Mapping::count() > most ? nullptr : opened.file->rest();
 }
 
