@@ -207,8 +207,8 @@ inline constexpr size_t kMostCachedDescriptors = 24 << 10;
 inline constexpr size_t kKeptPart = 2;
 inline constexpr uint64_t kReadPart = 2;
 // Mapped files may rest while there are this part more mappings than Mapping::most(). With none
-// more, each file that was mapped had another unmapped. Two cores, 65,536 files of 64 KiB, in turns:
-// first epochs 3.9 to 4.1 GB/s, and 3.9 to 4.6; later ones are alike.
+// more, each file that was mapped had another unmapped. Two cores, 65,536 files of 64 KiB, in
+// turns: first epochs 3.9 to 4.1 GB/s, and 3.9 to 4.6; later ones are alike.
 inline constexpr size_t kRestingPart = 8;
 // Files that were evicted do not count while readers keep them open, up to this part of that limit
 // in each cache. They close within a millisecond, unless a reader hangs. Otherwise rounds that open
