@@ -201,15 +201,15 @@ inline constexpr size_t kHeadsAtOnce = 16;
 // most this. Each file may have a mapping too, and Linux allows 65530. Two cores, two data sets of
 // 4096 files with records of 2 KiB: 2.7 GB/s, and 0.3 with only 4096 files open.
 inline constexpr size_t kMostCachedDescriptors = 24 << 10;
-// If there are more files than may be open or mapped, a data set keeps this part of that limit
-// open. A reader of this part of another file, or more, opens and closes it. Neither was measured
-// by itself.
-inline constexpr size_t kKeptPart = 2;
-inline constexpr uint64_t kReadPart = 2;
-// Mapped files may rest while there are this part more mappings than Mapping::most(). With none
+// If there are more files than may be open or mapped, a data set keeps a half of that limit open
+// (1 / kOpenPart). Another file is closed by its reader if that reads a half of it or more
+// (1 / kWholePart). Neither was measured by itself.
+inline constexpr size_t kOpenPart = 2;
+inline constexpr uint64_t kWholePart = 2;
+// Mapped files may rest while there are an eighth more mappings than Mapping::most(). With none
 // more, each file that was mapped had another unmapped. Two cores, 65,536 files of 64 KiB, in
 // turns: first epochs 3.9 to 4.1 GB/s, and 3.9 to 4.6; later ones are alike.
-inline constexpr size_t kRestingPart = 8;
+inline constexpr size_t kMoreMappingsPart = 8;
 // Files that were evicted do not count while readers keep them open, up to this part of that limit
 // in each cache. They close within a millisecond, unless a reader hangs. Otherwise rounds that open
 // files would end at each other's pins. Not measured by itself.

@@ -39,22 +39,23 @@ FileTable::~FileTable() { leave(); }
 
 std::shared_ptr<File> FileTable::get(uint32_t index, WhenTaken when_taken, uint64_t wanted_bytes) {
   if (!given_.empty() && given_[index] != nullptr) return given_[index];
-  const size_t most = most_cached_descriptors();
-  const bool may_map = Mapping::count() <= Mapping::most();
-  const bool may_pass = !may_map && paths_.size() > most && !has_remote_ && !identities_.empty() &&
-                        wanted_bytes >= identities_[index].size_bytes / tuning::kReadPart;
-  bool passes = false;
+  size_t opened = 0;
   {
     std::lock_guard lock(mutex_);
     if (auto found = find_opened(index)) return found;
-    passes = may_pass && opened_.size() >= most / tuning::kKeptPart;
+    opened = opened_.size();
   }
+  const size_t most = most_cached_descriptors();
+  const bool may_map = Mapping::count() <= Mapping::most();
+  const bool has_enough = !may_map && !has_remote_ && paths_.size() > most && opened >= most / tuning::kOpenPart;
+  const bool is_kept =
+      !has_enough || identities_.empty() || wanted_bytes < identities_[index].size_bytes / tuning::kWholePart;
   if (!make_room(most) && when_taken == WhenTaken::kGiveUp) return nullptr;
   std::optional<FileIdentity> expected;
   if (!identities_.empty()) expected = identities_[index];
   auto file = File::open_for_reading(paths_[index], expected, when_taken);
   if (file == nullptr) return nullptr;
-  if (passes) return file;
+  if (!is_kept) return file;
   // Beyond so many mappings it would not rest, but be unmapped when it is closed.
   if (paths_.size() > most / 2 && may_map) file->map_at_once();
   {
@@ -115,7 +116,7 @@ Limbo::Object FileTable::evict_opened() noexcept {
 
 // Only the files of a data set, which were compared with its index.
 std::shared_ptr<void> FileTable::rest(const Opened& opened) noexcept {
-  const size_t most = Mapping::most() + Mapping::most() / tuning::kRestingPart;
+  const size_t most = Mapping::most() + Mapping::most() / tuning::kMoreMappingsPart;
   return identities_.empty() || Mapping::count() > most ? nullptr : opened.file->rest();
 }
 

@@ -39,6 +39,7 @@ class FileTable final : private FileCache {
   // Returns a file that is kept open, or one that closes when the caller drops it. It closes if
   // there are more files than may be open or mapped, and the caller reads most of this one. To keep
   // it, the table would have to close another, which is as likely to be read next.
+  // `wanted_bytes`: how much of it the caller reads now; 0 if that is not known.
   //
   // Throws Failure if the file cannot be opened or is not the one that was indexed. If all cached
   // files are in use, kGiveUp returns null and kWait opens one more. If the process has no

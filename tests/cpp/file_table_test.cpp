@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "engine/round_files.h"
+#include "engine/round_reader.h"
 #include "testing.h"
 
 namespace gdsdata::testing {
@@ -382,6 +383,39 @@ TEST_F(FewDescriptors, WorkersReadEveryByteOfMoreFilesThanTheyMayOpenOrMap) {
     const auto paths = write_files();
     const auto taken = take_mappings(paths[0]);
     read_with_workers(identified_table_of(paths));
+  });
+}
+
+TEST_F(FewDescriptors, ARoundReadsSeveralFilesThatTheTableDoesNotKeep) {
+  if (!can_take_mappings()) GTEST_SKIP() << "this system allows too many mappings";
+  in_own_process([&] {
+    limit_descriptors(100);
+    const auto paths = write_files();
+    const auto table = identified_table_of(paths);
+    const auto taken = take_mappings(paths[0]);
+    for (uint32_t i = 0; i < 25; ++i) table->get(i);
+    EngineOptions options;
+    options.workers = 3;
+    SpanLog spans;
+    RoundReader reader(options, *host_device(), spans);
+    ActiveSegment active;
+    active.segment.group = std::make_shared<Group>();
+    active.group().edit().files = table;
+    Bytes memory(40);
+    const std::vector<Transfer> parts{{100, 0, 6, &memory[0]},
+                                      {0, 0, 10, &memory[10]},
+                                      {101, 0, 5, &memory[20]},
+                                      {101, 5, 5, &memory[25]},
+                                      {102, 0, 10, &memory[30]}};
+    std::vector<Transfer> left;
+    EXPECT_EQ(reader.read(active, parts, parts.size(), WhenTaken::kWait, left), parts.size());
+    EXPECT_TRUE(left.empty());
+    for (const Transfer& part : parts) {
+      EXPECT_EQ(std::memcmp(part.memory, &random_bytes(10, part.file)[part.offset], part.length), 0) << part.file;
+    }
+    PinSlot slot;
+    const Pin pin = table->pin(slot);
+    for (const uint32_t file : {100, 101, 102}) EXPECT_EQ(table->find(file, pin), nullptr) << file;
   });
 }
 
