@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from gdsdata.storage.paths import JoinedPaths, absolute, chosen, ends_of, joined
+from gdsdata.storage.paths import JoinedPaths, absolute, absolutes, chosen, contain, ends_of, joined
 
 KINDS = {
     "one": ["/a"],
@@ -77,3 +77,31 @@ def test_absolute_paths_are_those_of_the_system():
     paths = ["".join(letters) for count in range(6) for letters in itertools.product("/.a", repeat=count)]
     assert [absolute(path) for path in paths] == [os.path.abspath(path) for path in paths]
     assert type(absolute(np.str_("/a/b"))) is str  # an array of names has strings of a class of its own
+
+
+class Named(str):
+    """A string of a class of its own, as numpy has."""
+
+
+def test_absolute_paths_of_many_are_those_of_each():
+    picked = random.Random(0)
+    some = ["/a/b", "/c", "", "/", "a", "/a/", "//a", "/./a", "/a/..", "/.a", "/a\0/b", "a\0", Named("/n")]
+    for count in range(4):
+        for paths in itertools.product(some, repeat=count):
+            found = absolutes(list(paths))
+            assert found == [os.path.abspath(path) for path in paths], paths
+            assert set(map(type, found)) <= {str}
+    normal = [f"/folder/{i}" for i in range(100)]
+    for other in some:
+        paths = picked.sample([*normal, other], len(normal) + 1)
+        assert absolutes(paths) == [os.path.abspath(path) for path in paths]
+
+
+@pytest.mark.parametrize("part", ["://", "{"])
+def test_a_part_is_found_in_one_path_and_not_across_two(part):
+    for paths in ([], [part], ["/a", f"/b{part}c"], ["/a", *part], [part[:-1], f"{part[-1]}/x"]):
+        listed = any(part in path for path in paths)
+        assert contain(paths, part) == listed
+        if paths:
+            content = joined(paths)
+            assert contain(JoinedPaths(content, ends_of(content)), part) == listed

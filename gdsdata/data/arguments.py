@@ -39,7 +39,9 @@ def check_types(
         TypeError: one is.
     """
     is_path = isinstance(source, (str, os.PathLike))
-    is_list = isinstance(source, Collection) and all(isinstance(one, (str, os.PathLike)) for one in source)
+    is_list = isinstance(source, Collection) and all(
+        issubclass(kind, (str, os.PathLike)) for kind in set(map(type, source))
+    )
     if not is_path and not is_list:
         raise TypeError(f"source={shown(source)} must be a path, a directory, a glob, or a list of these")
     if format is not None:

@@ -36,7 +36,7 @@ from gdsdata.formats.index import Format, SampleIndex
 from gdsdata.formats.listing import Folder, Listing, Source, folder_now, sources_of
 from gdsdata.io.engine import warn_once
 from gdsdata.storage.heads import statuses_of
-from gdsdata.storage.paths import absolute, chosen, joined
+from gdsdata.storage.paths import absolute, absolutes, chosen, joined
 from gdsdata.storage.urls import have_urls, is_remote
 
 KIND = "index"
@@ -79,9 +79,11 @@ class KeptIndex:
         version: str,
         split: str | None = None,
     ) -> None:
-        sources = [one if is_remote(one) else absolute(one) for one in sources_of(source)]
+        sources = sources_of(source)
+        are_remote = have_urls(sources)
+        sources = [one if is_remote(one) else absolute(one) for one in sources] if are_remote else absolutes(sources)
         said = json.dumps([version, None if format is None else repr(format), sources, split])
-        folder_of = caches.folder_of_objects if have_urls(sources) else caches.folder_of
+        folder_of = caches.folder_of_objects if are_remote else caches.folder_of
         self._folder = folder_of(where, KIND)
         digest = hashlib.sha256(said.encode(errors="surrogateescape")).hexdigest()[:32]
         self._place = os.path.join(self._folder, f"{digest}.gdsdata-index")

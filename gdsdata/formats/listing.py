@@ -13,7 +13,7 @@ from typing import NamedTuple
 from gdsdata.errors import IoError
 from gdsdata.formats.parsers import magics
 from gdsdata.storage.heads import statuses_of
-from gdsdata.storage.paths import absolute
+from gdsdata.storage.paths import absolutes, contain
 from gdsdata.storage.urls import have_urls, is_remote
 
 Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -74,7 +74,7 @@ def listing_of(source: Source, split: str | None = None) -> Listing:
     local = [one for one in sources if one not in of_urls] if of_urls else sources
     modes, _, _ = statuses_of(local)
     are_files = (modes != 0) & (modes & _KIND_BITS != stat.S_IFDIR)
-    found = {absolute(one) for one in itertools.compress(local, are_files.tolist())}
+    found = set(absolutes(list(itertools.compress(local, are_files.tolist()))))
     in_folders: dict[str, list[str]] = {}
     for url, objects in of_urls.items():
         if not objects:
@@ -157,12 +157,12 @@ def sources_of(source: Source) -> list[str]:
     Raises:
         ValueError: a ``file://`` URL of another host, or braces that mean too many names.
     """
-    sources = [os.fspath(one) for one in ([source] if isinstance(source, (str, os.PathLike)) else source)]
-    if any("://" in one for one in sources):
+    sources = list(map(os.fspath, [source] if isinstance(source, (str, os.PathLike)) else source))
+    if contain(sources, "://"):
         from gdsdata.storage.location import local_path
 
         sources = [local_path(one) for one in sources]
-    if any("{" in one for one in sources):
+    if contain(sources, "{"):
         from gdsdata.formats.braces import expanded
 
         sources = [name for one in sources for name in expanded(one)]

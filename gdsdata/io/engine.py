@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import glob
 import importlib.util
 import os
 import threading
@@ -11,7 +12,6 @@ import time
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -263,7 +263,8 @@ def cufile_of_wheels() -> list[str]:
     """Return libcufile's paths in torch's dependencies, which no loader searches."""
     nvidia = importlib.util.find_spec("nvidia")
     folders = list(nvidia.submodule_search_locations or []) if nvidia is not None else []
-    return sorted(str(path) for folder in folders for path in Path(folder).glob("*/lib/libcufile.so.0"))
+    patterns = [os.path.join(glob.escape(folder), "*", "lib", "libcufile.so.0") for folder in folders]
+    return sorted(path for pattern in patterns for path in glob.glob(pattern))  # pathlib takes 0.5 ms longer
 
 
 def read_each(descriptor: int, path: str, offsets: Sequence[int], size_bytes: int) -> bytes:

@@ -15,6 +15,24 @@ def absolute(path: str) -> str:
     return path if is_normal and type(path) is str else os.path.abspath(path)
 
 
+def absolutes(paths: Sequence[str]) -> list[str]:
+    """Return what `absolute` does, of many paths: faster if all of them are that already."""
+    text = "\0".join(paths)
+    are_normal = (
+        f"\0{text}".count("\0/") == text.count("\0") + 1 == len(paths)
+        and not any(part in f"{text}\0" for part in ("//", "/.", "/\0"))
+        and set(map(type, paths)) == {str}
+    )
+    return list(paths) if are_normal else [absolute(path) for path in paths]
+
+
+def contain(paths: Sequence[str], part: str) -> bool:
+    """Return whether a path contains ``part``, which has no NUL. One search in all is faster."""
+    if isinstance(paths, JoinedPaths):
+        return os.fsencode(part) in paths.joined.tobytes()
+    return part in "\0".join(paths)
+
+
 def joined(paths: Sequence[str]) -> np.ndarray:
     """Return the bytes of paths, with a NUL between each two: uint8, one dimension.
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+
+from gdsdata.storage.paths import contain
 
 
 def is_remote(path: str) -> bool:
@@ -14,6 +16,6 @@ def is_remote(path: str) -> bool:
     return is_url(path)
 
 
-def have_urls(paths: Iterable[str]) -> bool:
+def have_urls(paths: Sequence[str]) -> bool:
     """Return whether one of them is the URL of an object."""
-    return any("://" in path and is_remote(path) for path in paths)
+    return contain(paths, "://") and any(map(is_remote, paths))
