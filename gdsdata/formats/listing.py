@@ -157,7 +157,7 @@ def sources_of(source: Source) -> list[str]:
     Raises:
         ValueError: a ``file://`` URL of another host, or braces that mean too many names.
     """
-    sources = list(map(os.fspath, [source] if isinstance(source, (str, os.PathLike)) else source))
+    sources = [os.fspath(one) for one in ([source] if isinstance(source, (str, os.PathLike)) else source)]
     if contain(sources, "://"):
         from gdsdata.storage.location import local_path
 
