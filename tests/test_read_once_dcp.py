@@ -28,13 +28,14 @@ def folder(tmp_path_factory):
     return folder
 
 
-def counted(path, state, planner, options=DIRECT, **arguments):
+def counted(path, state, planner, options=DIRECT, no_dist=False, **arguments):
     """Load a checkpoint that is in no cache. Returns how many bytes this rank read."""
     if dist.get_rank() == 0:
         drop_cache(*path.glob("*.distcp"))
     dist.barrier()
     before = read_bytes()
-    dcp.load(state, storage_reader=GDSStorageReader(path, options=options, **arguments), planner=planner)
+    reader = GDSStorageReader(path, options=options, **arguments)
+    dcp.load(state, storage_reader=reader, planner=planner, no_dist=no_dist)
     counts = read_bytes() - before
     dist.barrier()
     return counts
@@ -83,6 +84,12 @@ def _loads(rank, folder):
     with pytest.raises(CheckpointException) as raised:
         dcp.load(zeros(), storage_reader=reader, planner=GDSLoadPlanner(read_once=True))
     found["error"] = [(type(error).__name__, str(error)) for error, _ in raised.value.failures.values()]
+    with pytest.raises(CheckpointException) as raised:
+        dcp.load(zeros(), storage_reader=reader, planner=GDSLoadPlanner(read_once=True), no_dist=True)
+    found["own error"] = [(type(error).__name__, str(error)) for error, _ in raised.value.failures.values()]
+    state = zeros()
+    counts = counted(folder / "ours", state, GDSLoadPlanner(read_once=True), no_dist=True)
+    found["no_dist"] = digest_of(state), counts
     state = zeros()
     counted(folder / "ours", state, GDSLoadPlanner(read_once=True))
     return found | {"after": digest_of(state)}
@@ -104,6 +111,14 @@ def test_replicated_tensors_are_read_once(name, pages, loads, folder):
     if drop_cache(*(folder / name).glob("*.distcp")):
         of_ends = RANKS * len(state_of(8)) * pages * 4096
         assert sum(rank[name][1] for rank in loads) <= 1.02 * bytes_in(folder / name) + of_ends + RANKS * MIB
+
+
+def test_torch_need_not_exchange_plans_for_that(loads, folder):
+    assert {rank["no_dist"][0] for rank in loads} == {digest_of(state_of(8))}
+    if drop_cache(*(folder / "ours").glob("*.distcp")):
+        assert sum(rank["no_dist"][1] for rank in loads) <= 1.02 * bytes_in(folder / "ours") + RANKS * MIB
+    ((name, message),) = {error for rank in loads for error in rank["own error"]}
+    assert name == "IoError" and "__0_0.distcp" in message
 
 
 def test_checksums_are_compared_by_who_reads(loads, folder):
