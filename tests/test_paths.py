@@ -85,7 +85,7 @@ class Named(str):
 
 def test_absolute_paths_of_many_are_those_of_each():
     picked = random.Random(0)
-    some = ["/a/b", "/c", "", "/", "a", "/a/", "//a", "/./a", "/a/..", "/.a", "/a\0/b", "a\0", Named("/n")]
+    some = ["/a/b", "/c", "", "/", "a", "/a/", "/a//b", "/./a", "/a/..", "/.a", "/a\0/b", "a\0", Named("/n")]
     for count in range(4):
         for paths in itertools.product(some, repeat=count):
             found = absolutes(list(paths))
