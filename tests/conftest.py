@@ -38,7 +38,7 @@ def pytest_collection():
 
     It would go through the objects of 9,000 tests and of the modules they import, again and again.
     Later it looks through old objects a tenth as often as by default. There are many, of modules
-    that tests import, and it took a quarter of the time.
+    that tests import, and it took up to a sixth of a worker's time.
     """
     young, middle, old = gc.get_threshold()
     gc.set_threshold(young, middle, 10 * old)
