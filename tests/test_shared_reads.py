@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+import time
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import torch
 from test_dcp import on_ranks
 from test_read_once import _Event
 
-from gdsdata.collective import agreement, plan, routes, transfers
+from gdsdata.collective import agreement, plan, reads, routes, transfers
 from gdsdata.collective.plan import NOT_SHARED, FileVersion, Wants
 from gdsdata.errors import IoError, RankLost
 
@@ -25,7 +26,7 @@ class _Memory:
     """Extents in memory, which are read from `content_of`."""
 
     def __init__(self, wants):
-        self._wants = wants
+        self.wants = wants
         self.extents = [torch.zeros(size, dtype=torch.uint8) for size in wants.size.tolist()]
         self.read_bytes = 0
 
@@ -35,14 +36,14 @@ class _Memory:
 
     def read(self, parts):
         for extent, skip, memory in zip(parts.extent, parts.skip, self.memories(parts), strict=True):
-            begin = self._wants.offset[extent] + skip
-            memory.copy_(content_of(self._wants.files[self._wants.file[extent]].path)[begin : begin + memory.nbytes])
+            begin = self.wants.offset[extent] + skip
+            memory.copy_(content_of(self.wants.files[self.wants.file[extent]].path)[begin : begin + memory.nbytes])
             self.read_bytes += memory.nbytes
 
     def is_right(self):
         return all(
-            torch.equal(memory, content_of(self._wants.files[file].path)[offset : offset + memory.nbytes])
-            for memory, file, offset in zip(self.extents, self._wants.file, self._wants.offset, strict=True)
+            torch.equal(memory, content_of(self.wants.files[file].path)[offset : offset + memory.nbytes])
+            for memory, file, offset in zip(self.extents, self.wants.file, self.wants.offset, strict=True)
         )
 
 
@@ -69,7 +70,7 @@ def _small_pieces(rank):
         for module in (plan, transfers):
             patch.setattr(module, "SHORT_BYTES", 16)
         patch.setattr(transfers, "_READERS_AT_A_TIME", 2)
-        patch.setattr(transfers, "_PRIVATE_BYTES", 100)
+        patch.setattr(reads, "_PRIVATE_BYTES", 100)
         patch.setattr(routes, "reaches_gpus", lambda session: True)
         patch.setattr(routes, "number_of_gpu", lambda device: 1 + rank)
         patch.setattr(routes, "current_gpu", lambda: torch.device("cpu"))
@@ -95,6 +96,51 @@ def _read_what_is_drawn(rank, folder):
 
 def test_drawn_wants_are_read_and_passed_on(tmp_path):
     assert on_ranks(RANKS, _read_what_is_drawn, tmp_path) == [True] * RANKS
+
+
+def _wants_of(path, size=SIZE):
+    one = np.zeros(1, np.int64)
+    return Wants((FileVersion(path, SIZE, 1),), one.astype(np.int32), one, one + size, one.astype(np.int8), one > 0)
+
+
+class _Announced(_Memory):
+    """Says in a file that it has read."""
+
+    def __init__(self, wants, file):
+        super().__init__(wants)
+        self._file = file
+
+    def read(self, parts):
+        super().read(parts)
+        self._file.touch()
+
+
+def _come_late(rank, folder):
+    """Have rank 1 come when rank 0 has read, or late. Return whether it has, and three counts.
+
+    They are the bytes that this rank read: of what both want, and twice of files that one wants.
+    """
+    counts, until = [], time.monotonic() + 20
+    with _small_pieces(rank), transfers.reads_together("auto", None, {"call": "test"}, 60) as together:
+        if rank == 1:
+            while not (folder / "read").exists() and time.monotonic() < until:
+                time.sleep(0.001)
+        for path in ("/a", f"/{'b' * (1 + rank)}", f"/{'c' * (1 + rank)}"):
+            memory = _Announced(_wants_of(path), folder / "read")
+            together.read(memory.wants, memory, None)
+            assert memory.is_right()
+            counts.append(memory.read_bytes)
+    return time.monotonic() < until, *counts
+
+
+def test_a_rank_begins_to_read_before_the_others_have_come(tmp_path):
+    found = on_ranks(2, _come_late, tmp_path)
+    assert all(in_time for in_time, *_ in found)
+    assert sum(same for _, same, _, _ in found) == SIZE
+    for _, _, different, again in found:
+        piece = different - SIZE  # read as if the other rank wanted it too
+        assert 0 < piece <= SIZE / 4
+        assert again == SIZE
 
 
 class _Failing(_Memory):

@@ -160,9 +160,10 @@ def load(
             ``mesh["dp"]``), or ``"auto"``: the default group, if torch.distributed has several
             ranks. They may ask for different tensors, and into different kinds of memory. Those
             that several want are read by one of them. With ``verify``, that one compares the
-            checksum before it passes bytes on. An error on one rank is raised on all. Each rank
-            needs up to 128 MiB more on the CPU, and on the GPU if that gets tensors below 1 MiB.
-            If only torch can read a file, each rank reads all of it. None: this process alone.
+            checksum before it passes bytes on. An error on one rank is raised on all; some tensors
+            of ``into`` may have been filled. Each rank needs up to 128 MiB more on the CPU, and on
+            the GPU if that gets tensors below 1 MiB. If only torch can read a file, each rank reads
+            all of it. None: this process alone.
         once: ``"node"``: each node reads by itself what its ranks want. ``"job"``: one rank of all
             nodes reads a piece, and sends it once to each other node. None: ``"job"`` for URLs and
             shared file systems (NFS, Lustre, ...), else ``"node"``.

@@ -76,6 +76,9 @@ class Wants(NamedTuple):
         arrays: list[Any] = [np.frombuffer(column, kind) for column, kind in zip(columns, types, strict=True)]
         return cls(tuple(FileVersion(*one) for one in files), *arrays)
 
+    def has_route(self, route: int) -> bool:
+        return bool((self.route == route).any())
+
     def digest(self) -> tuple[int, int]:
         """Return two numbers that other wants do not have."""
         hashed = hashlib.blake2b(repr(self.files).encode(), digest_size=16)
@@ -385,23 +388,24 @@ def _pieces(
     The reader of a piece is the one that has the least to read so far.
     """
     ends = list(_ends_of_pieces(chunks, piece_bytes))
-    begins = [0, *ends[:-1]]
+    begins = [0, *ends][: len(ends)]
     sums = np.concatenate([[0], np.cumsum(chunks.size)])
     load = dict(load)
     begun = dict.fromkeys(load, 0)
     begin, extent = mine.begin[mine.may_share], mine.extent[mine.may_share]
+    owner = begin.searchsorted(chunks.begin, "right") - 1  # of chunks that this rank wants
+    first_byte, first_set = chunks.begin[begins].tolist(), chunks.set[begins].tolist()
     pieces = []
-    for number, piece in enumerate(sorted(range(len(ends)), key=lambda piece: int(chunks.begin[begins[piece]]))):
+    for number, piece in enumerate(sorted(range(len(ends)), key=first_byte.__getitem__)):
         first, last = begins[piece], ends[piece]
-        ranks = ranks_of_set[int(chunks.set[first])]
+        ranks = ranks_of_set[first_set[piece]]
         reader = min(ranks, key=load.__getitem__)
         load[reader] += int(sums[last] - sums[first])
         round_, begun[reader] = begun[reader], begun[reader] + 1
         if rank in ranks:
-            at = chunks.begin[first:last]
-            owner = np.searchsorted(begin, at, "right") - 1
-            parts = Parts(extent[owner], at - begin[owner], chunks.size[first:last])
-            pieces.append(Piece(round_, number, reader, ranks, int(chunks.begin[first]) // _ROUTE_BYTES, parts))
+            its = owner[first:last]
+            parts = Parts(extent[its], chunks.begin[first:last] - begin[its], chunks.size[first:last])
+            pieces.append(Piece(round_, number, reader, ranks, first_byte[piece] // _ROUTE_BYTES, parts))
     pieces.sort(key=lambda piece: (piece.round, piece.number))
     return pieces, max(begun.values(), default=0)
 
@@ -418,9 +422,9 @@ def _ends_of_pieces(chunks: _Chunks, piece_bytes: int) -> Iterator[int]:
     while at < count:
         before, short_before = (int(sums[at - 1]), int(shorts[at - 1])) if at else (0, 0)
         end = min(
-            int(np.searchsorted(sums, before + piece_bytes, "right")),
-            int(np.searchsorted(shorts, short_before + PACKED_BYTES, "right")),
-            int(ends_of_sets[np.searchsorted(ends_of_sets, at, "right")]),
+            int(sums.searchsorted(before + piece_bytes, "right")),
+            int(shorts.searchsorted(short_before + PACKED_BYTES, "right")),
+            int(ends_of_sets[ends_of_sets.searchsorted(at, "right")]),
         )
         at = max(end, at + 1)
         yield at

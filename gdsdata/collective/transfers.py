@@ -16,9 +16,7 @@ import contextlib
 import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as NotDone
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -29,7 +27,6 @@ from gdsdata.collective.agreement import Agreement, Kind, Session, group_of
 from gdsdata.collective.plan import (
     NOT_SHARED,
     SHORT_BYTES,
-    Parts,
     Piece,
     Schedule,
     Wants,
@@ -37,35 +34,17 @@ from gdsdata.collective.plan import (
     hops_of,
     schedule_of,
 )
+from gdsdata.collective.reads import NoReader, Reader, ScheduledReads
 from gdsdata.collective.routes import CPU, GPU, CpuRoute, Route, Transfer
 from gdsdata.io.file_systems import is_on_network
 
 # A rank may be silent for so many times the engine's ``stall_timeout_s``: it opens files, makes
 # memory, or unpickles.
 _STALLS = 5
-_READS_AT_A_TIME = 4
 # The pieces of so many readers are sent at a time, which bounds the packed memory.
 _READERS_AT_A_TIME = 8
-_PRIVATE_BYTES = 256 << 20  # of one call of the engine
 _NODE, _JOB = 0, 1
 _ONCE = {"node": _NODE, "job": _JOB}
-
-
-class Reader(Protocol):
-    """Reads extents of one rank into its memory, and knows that memory."""
-
-    def read(self, parts: Parts) -> None:
-        """Read parts of extents. Any thread may call it, also several at a time."""
-
-    def memories(self, parts: Parts) -> list[torch.Tensor]:
-        """Return the memory of each part: uint8, one dimension."""
-
-
-class _NoReader:
-    def read(self, parts: Parts) -> None: ...
-
-    def memories(self, parts: Parts) -> list[torch.Tensor]:
-        raise AssertionError("this rank wants nothing")
 
 
 @contextlib.contextmanager
@@ -98,12 +77,13 @@ def reads_together(
         return
     timeout_s = _STALLS * (stall_timeout_s or 60.0)
     with Agreement(found, timeout_s).session({**call, "once": once}, _take_part) as session:
+        session.nodes()  # known from now on, without an agreement
         yield SharedReads(session, once)
 
 
 def _take_part(session: Session, headers: np.ndarray) -> None:
     """Take part in reads of other ranks, when this one needs nothing more."""
-    SharedReads(session, None)._follow(headers, Wants.nothing(), _NoReader(), None)
+    SharedReads(session, None)._follow(headers, Wants.nothing(), NoReader(), None)
 
 
 class SharedReads:
@@ -115,9 +95,13 @@ class SharedReads:
 
     def __init__(self, session: Session, once: str | None) -> None:
         self.session, self._once = session, once
+        self._are_alike = True  # all ranks wanted the same last time
 
     def read(self, wants: Wants, reader: Reader, gpu: torch.device | None) -> None:
         """Read what this rank wants. The ranks may call this a different number of times.
+
+        It begins before the ranks have agreed, as if all wanted the same. If they do not, this rank
+        has read one piece for nothing, and does not try it at the next call.
 
         Args:
             wants: of this rank, with the routes of `routes`.
@@ -130,9 +114,16 @@ class SharedReads:
 
         Stream semantics: the bytes are in place when this returns, for every stream.
         """
-        said = wants.packed()
-        numbers = (*wants.digest(), len(said), self._once_of(wants), gpu is not None)
-        self._follow(self.session.agree(Kind.WANTS, *numbers), wants, reader, gpu, said)
+        once = self._once_of(wants)
+        with contextlib.ExitStack() as block:
+            early = None
+            if self._are_alike and (routes.reaches_gpus(self.session) or not wants.has_route(GPU)):
+                guess = schedule_of([wants], [0] * self.session.count, self._ranks(once), self.session.rank)
+                early = block.enter_context(ScheduledReads(self.session, guess, reader))
+                early.begin_first()
+            said = wants.packed()
+            headers = self.session.agree(Kind.WANTS, *wants.digest(), len(said), once, gpu is not None)
+            self._follow(headers, wants, reader, gpu, said, early)
 
     def _once_of(self, wants: Wants) -> int:
         if self._once is not None:
@@ -142,18 +133,34 @@ class SharedReads:
         return _JOB if all(map(is_on_network, folders)) else _NODE
 
     def _follow(
-        self, headers: np.ndarray, wants: Wants, reader: Reader, gpu: torch.device | None, said: bytes = b""
+        self,
+        headers: np.ndarray,
+        wants: Wants,
+        reader: Reader,
+        gpu: torch.device | None,
+        said: bytes = b"",
+        early: ScheduledReads | None = None,
     ) -> None:
         """Do what follows on an agreement in which a rank had wants."""
         asks = headers[:, 0] == Kind.WANTS
+        self._are_alike = bool(asks.all() and (headers[:, 1:5] == headers[0, 1:5]).all())
+        if early is not None:
+            early.begin() if self._are_alike else early.drop()
         way_of = self._routes(bool(headers[asks, 5].any()), gpu)
+        if early is not None and self._are_alike:
+            if GPU in way_of or not wants.has_route(GPU):
+                return _Work(self.session, early, reader, way_of).carry_out()
+            early.drop()
         wants_of_kind, kind_of_rank = self._kinds(headers, asks, wants, said)
         if GPU not in way_of:
             wants_of_kind = [
                 one._replace(route=np.where(one.route == GPU, np.int8(NOT_SHARED), one.route)) for one in wants_of_kind
             ]
         schedule = self._schedule(headers[asks], wants_of_kind, kind_of_rank)
-        _Work(self.session, schedule, reader, way_of).carry_out()
+        with ScheduledReads(self.session, schedule, reader) as reads:
+            reads.begin()
+            _Work(self.session, reads, reader, way_of).carry_out()
+        return None
 
     def _routes(self, some_want_gpus: bool, gpu: torch.device | None) -> dict[int, Route]:
         """Return the routes that all ranks of the group can use; they all make this call."""
@@ -186,13 +193,14 @@ class SharedReads:
         return found, kind_of_rank
 
     def _schedule(self, headers: np.ndarray, wants: list[Wants], kind_of_rank: list[int]) -> Schedule:
-        session, nodes = self.session, self.session.nodes()
         remote = [one._replace(files=tuple(file for file in one.files if _is_url(file.path))) for one in wants]
         check_versions(remote)
-        ranks = list(range(session.count))
-        if headers[:, 4].min() == _NODE:
-            ranks = [rank for rank in ranks if nodes[rank] == nodes[session.rank]]
-        return schedule_of(wants, kind_of_rank, ranks, session.rank)
+        return schedule_of(wants, kind_of_rank, self._ranks(headers[:, 4].min()), self.session.rank)
+
+    def _ranks(self, once: int) -> list[int]:
+        """Return the ranks that share reads with this one."""
+        nodes = self.session.nodes()
+        return [rank for rank in range(self.session.count) if once == _JOB or nodes[rank] == nodes[self.session.rank]]
 
 
 def _is_url(path: str) -> bool:
@@ -218,10 +226,11 @@ class _Moved(NamedTuple):
 
 
 class _Work:
-    """The work of one rank for a schedule."""
+    """The work of one rank for a schedule, whose reads have begun."""
 
-    def __init__(self, session: Session, schedule: Schedule, reader: Reader, ways: Mapping[int, Route]) -> None:
-        self._session, self._schedule, self._reader, self._ways = session, schedule, reader, ways
+    def __init__(self, session: Session, reads: ScheduledReads, reader: Reader, ways: Mapping[int, Route]) -> None:
+        self._session, self._reads, self._reader, self._ways = session, reads, reader, ways
+        self._schedule = reads.schedule
         self._nodes = session.nodes().tolist()
         self._packed = {
             route: torch.empty(size, dtype=torch.uint8, device=ways[route].device)
@@ -229,19 +238,15 @@ class _Work:
         }
 
     def carry_out(self) -> None:
-        session, threads = self._session, ThreadPoolExecutor(_READS_AT_A_TIME, thread_name_prefix="gdsdata-read")
-        mine = [piece for piece in self._schedule.pieces if piece.reader == session.rank]
+        session = self._session
         try:
-            reads = {piece.round: threads.submit(self._reader.read, piece.parts) for piece in mine}
-            private = [threads.submit(self._reader.read, parts) for parts in _batches(self._schedule.private)]
             rounds = int(session.agree(Kind.STEP, self._schedule.rounds)[:, 1].max())
             waves = {
                 number: list(its)
                 for number, its in itertools.groupby(self._schedule.pieces, key=lambda piece: piece.round)
             }
             for number in range(rounds):
-                if number in reads:
-                    self._wait_for(reads.pop(number))
+                self._reads.wait_for_round(number)
                 for way in self._ways.values():
                     way.settle()
                 session.agree(Kind.STEP, number)
@@ -249,25 +254,13 @@ class _Work:
                     for wave in _waves(waves.get(number, [])):
                         for route, its in itertools.groupby(wave, key=lambda piece: piece.route):
                             self._pass_on(list(its), route)
-            for read in private:
-                self._wait_for(read)
+            self._reads.wait_for_private()
             for way in self._ways.values():
                 way.finish()
         except BaseException as error:
             if GPU in self._ways and (session.is_abandoned or not isinstance(error, Exception)):
                 routes.doubt(session)
             raise
-        finally:  # waits for the reads that have begun
-            threads.shutdown(cancel_futures=True)
-
-    def _wait_for(self, read: Future[None]) -> None:
-        def is_done(seconds: float) -> bool:
-            with contextlib.suppress(NotDone):
-                read.exception(seconds)
-            return read.done()
-
-        self._session.wait(is_done)
-        read.result()
 
     def _packed_bytes(self) -> dict[int, int]:
         """Return how much of a route's pieces is packed at the same time."""
@@ -323,12 +316,3 @@ def _waves(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
 
     for _, its in itertools.groupby(sorted(pieces, key=place), key=place):
         yield sorted(its, key=lambda piece: (piece.route, piece.number))
-
-
-def _batches(parts: Parts) -> Iterator[Parts]:
-    """Yield parts in batches of about `_PRIVATE_BYTES`."""
-    if len(parts.size) == 0:
-        return
-    number = (np.cumsum(parts.size) - parts.size) // _PRIVATE_BYTES
-    for its in np.split(np.arange(len(number)), np.flatnonzero(np.diff(number)) + 1):
-        yield Parts(*(column[its] for column in parts))

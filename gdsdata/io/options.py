@@ -52,8 +52,8 @@ class EngineOptions:
             the machine or a control group has less than 1 GiB left, each has 4 MiB. io_uring has
             half of it, or two requests, of writes in flight while it prepares the other half.
         staging_bytes: pinned memory of one worker that bytes pass on their way to a GPU. 0: 13 MiB.
-            If three or more processes of this job run on the machine (``LOCAL_WORLD_SIZE``), it is
-            8 MiB, with segments of 2 MiB. Short reads have 1.3 MiB of their own. Each is allocated
+            If several processes of this job run on the machine (``LOCAL_WORLD_SIZE``), it is 8 MiB,
+            with segments of 2 MiB. Short reads have 1.3 MiB of their own. Each is allocated
             when first needed.
         coalesce_gap_bytes: one request reads extents that are at most this far apart.
         cufile_batch: give cuFile its requests by its batch interface instead of blocking calls on
