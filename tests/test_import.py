@@ -33,6 +33,27 @@ def test_an_import_and_a_use_bring_no_more_modules_than_they_need():
     assert run_script(STARTED, unneeded) == (0, "[]\nGDSDataset []\nsave []\n", "")
 
 
+PLACED = """
+import pathlib, resource, time
+import torch, gdsdata
+
+def place():
+    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("FDSize"))
+
+wanted = min(4096, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+gdsdata.GDSDataset
+until = time.monotonic() + 10
+while place() < wanted and time.monotonic() < until:
+    time.sleep(0.001)
+print(place() >= wanted)
+"""
+
+
+def test_an_import_has_place_made_for_descriptors():
+    assert run_script(PLACED) == (0, "True\n", "")
+
+
 LOADED = """
 import sys
 import torch, gdsdata

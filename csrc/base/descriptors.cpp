@@ -29,7 +29,15 @@ constexpr std::chrono::milliseconds kPatienceWithoutUsers{100};
 // No event says that a descriptor is free again, so the wait polls.
 constexpr std::chrono::milliseconds kLooksAgain{2};
 // A new process has place for so many (Linux).
-constexpr size_t kFewDescriptors = 128;
+constexpr size_t kFewDescriptors = 64;
+
+void make_place_for(size_t count) {
+  const Descriptor lowest(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  rlimit limit{};
+  if (lowest.get() < 0 || ::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  const rlim_t highest = std::min<rlim_t>(static_cast<rlim_t>(lowest.get()) + count, limit.rlim_cur - 1);
+  const Descriptor of_its_place(::fcntl(lowest.get(), F_DUPFD_CLOEXEC, static_cast<int>(highest)));
+}
 
 }  // namespace
 
@@ -139,13 +147,7 @@ void expect_descriptors(size_t count) {
   }
   if (before >= count) return;
   try {
-    std::thread([count] {
-      const Descriptor lowest(::open("/dev/null", O_RDONLY | O_CLOEXEC));
-      rlimit limit{};
-      if (lowest.get() < 0 || ::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-      const rlim_t highest = std::min<rlim_t>(static_cast<rlim_t>(lowest.get()) + count, limit.rlim_cur - 1);
-      const Descriptor of_its_place(::fcntl(lowest.get(), F_DUPFD_CLOEXEC, static_cast<int>(highest)));
-    }).detach();
+    std::thread(make_place_for, count).detach();
   } catch (const std::system_error&) {  // no thread is available
   }
 }

@@ -52,7 +52,7 @@ void make_room_for_descriptor();
 //
 // It enlarges a process's table of descriptors when that is full, to twice as many. If threads
 // share the table, each time waits for all processors (synchronize_rcu in Linux's expand_fdtable),
-// and so do all opens that need the place: 5 to 20 ms at 256, 512, 1024 files and so on. One wait
+// and so do all opens that need the place: 5 to 30 ms at 64, 128, 256 files and so on. One wait
 // beforehand replaces these.
 void expect_descriptors(size_t count);
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "backend/cufile_api.h"
+#include "base/descriptors.h"
 #include "base/fallbacks.h"
 #include "base/heads.h"
 #include "base/pickle.h"
@@ -30,6 +31,7 @@
 #include "python/samples.h"
 #include "python/state_pickler.h"
 #include "python/values.h"
+#include "tuning.h"
 
 namespace py = pybind11;
 using namespace gdsdata;
@@ -128,6 +130,8 @@ PYBIND11_MODULE(_engine, module) {
       raise(failure.error());
     }
   });
+  // While Python still imports, because later an open would wait.
+  expect_descriptors(tuning::kUsualDescriptors);
   bind_files(module);
   bind_calls(module);
   bind_batches(module);
