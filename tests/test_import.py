@@ -41,7 +41,7 @@ def place():
     lines = pathlib.Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("FDSize"))
 
-wanted = min(4096, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+wanted = min(4096, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
 gdsdata.GDSDataset
 until = time.monotonic() + 10
 while place() < wanted and time.monotonic() < until:

@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -131,7 +132,7 @@ PYBIND11_MODULE(_engine, module) {
     }
   });
   // While Python still imports, because later an open would wait.
-  expect_descriptors(tuning::kUsualDescriptors);
+  expect_descriptors(std::min(tuning::kUsualDescriptors, most_cached_descriptors()));
   bind_files(module);
   bind_calls(module);
   bind_batches(module);
