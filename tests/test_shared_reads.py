@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+import threading
 import time
 
 import numpy as np
@@ -141,6 +142,39 @@ def test_a_rank_begins_to_read_before_the_others_have_come(tmp_path):
         piece = different - SIZE  # read as if the other rank wanted it too
         assert 0 < piece <= SIZE / 4
         assert again == SIZE
+
+
+class _Blocked:
+    """Reads nothing until it may."""
+
+    def __init__(self):
+        self.may, self.begun, self.ended = threading.Event(), 0, 0
+
+    def read(self, parts):
+        self.begun += 1
+        assert self.may.wait(20)
+        self.ended += 1
+
+
+class _OneRank:
+    rank = 0
+
+    def wait(self, is_done):
+        while not is_done(1):
+            pass
+
+
+def test_reads_that_are_dropped_have_ended_or_never_begin():
+    schedule = plan.schedule_of([_wants_of("/a", 40 * plan.PIECE_BYTES)], [0, 0], [0, 1], 0)
+    reader = _Blocked()
+    with reads.ScheduledReads(_OneRank(), schedule, reader) as its:
+        its.begin()
+        timer = threading.Timer(0.3, reader.may.set)
+        timer.start()
+        its.drop()
+        assert reader.may.is_set() and reader.begun == reader.ended == reads._READS_AT_A_TIME
+        timer.join()
+    assert reader.begun == reads._READS_AT_A_TIME
 
 
 class _Failing(_Memory):

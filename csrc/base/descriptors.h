@@ -52,8 +52,8 @@ void make_room_for_descriptor();
 //
 // It enlarges a process's table of descriptors when that is full, to twice as many. If threads
 // share the table, each time waits for all processors (synchronize_rcu in Linux's expand_fdtable),
-// and so do all opens that need the place: 5 to 30 ms at 64, 128, 256 files and so on. One wait
-// beforehand replaces these.
+// and so do all opens that need the place: 6 to 31 ms at 64, 128, 256 files and so on (two cores).
+// One wait beforehand replaces these.
 void expect_descriptors(size_t count);
 
 struct Caches;  // all caches of a process

@@ -48,7 +48,7 @@ ReadCall = Callable[[Extents], None]  # any thread may make it
 
 
 class SharedExtents:
-    """The extents of one rank that others may want too: a `collective.transfers.Reader`.
+    """The extents of one rank that others may want too: a `collective.reads.Reader`.
 
     Args:
         by_device: the extents; those of a device follow those of the one before.

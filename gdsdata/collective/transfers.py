@@ -144,12 +144,13 @@ class SharedReads:
         """Do what follows on an agreement in which a rank had wants."""
         asks = headers[:, 0] == Kind.WANTS
         self._are_alike = bool(asks.all() and (headers[:, 1:5] == headers[0, 1:5]).all())
-        if early is not None:
-            early.begin() if self._are_alike else early.drop()
-        way_of = self._routes(bool(headers[asks, 5].any()), gpu)
         if early is not None and self._are_alike:
-            if GPU in way_of or not wants.has_route(GPU):
-                return _Work(self.session, early, reader, way_of).carry_out()
+            early.begin()
+        way_of = self._routes(bool(headers[asks, 5].any()), gpu)
+        if early is not None:
+            if self._are_alike and (GPU in way_of or not wants.has_route(GPU)):
+                _Work(self.session, early, reader, way_of).carry_out()
+                return
             early.drop()
         wants_of_kind, kind_of_rank = self._kinds(headers, asks, wants, said)
         if GPU not in way_of:
@@ -160,7 +161,6 @@ class SharedReads:
         with ScheduledReads(self.session, schedule, reader) as reads:
             reads.begin()
             _Work(self.session, reads, reader, way_of).carry_out()
-        return None
 
     def _routes(self, some_want_gpus: bool, gpu: torch.device | None) -> dict[int, Route]:
         """Return the routes that all ranks of the group can use; they all make this call."""
