@@ -41,7 +41,8 @@ class Threads(Leak):
 
 class Children(Leak):
     def make(self) -> object:
-        return subprocess.Popen(["sleep", "900"], stdout=subprocess.DEVNULL)  # it ends by itself
+        # It ends by itself, later than this program: so it must not hold what somebody reads.
+        return subprocess.Popen(["sleep", "900"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 class Disk(Leak):
