@@ -1,6 +1,7 @@
 """Python's garbage collector while checkpoints are saved and loaded."""
 
 import gc
+import json
 import os
 import pickle
 import signal
@@ -13,8 +14,11 @@ import torch.distributed.checkpoint as dcp
 from helpers import eventually
 
 import gdsdata
+import gdsdata.safetensors
 from gdsdata.checkpoint import gc_pause
 from gdsdata.checkpoint.gc_pause import collector_paused, collector_resumed
+from gdsdata.checkpoint.safetensors.weights import open_weights
+from gdsdata.formats.parsers import safetensors_header
 
 STATE = {"a": torch.arange(5000.0), "b": torch.ones(3)}
 
@@ -353,6 +357,31 @@ def test_the_collector_waits_while_a_state_is_pickled(tmp_path, save_it):
     sees = SeesTheCollector()
     save_it({**STATE, "sees": sees}, tmp_path)
     assert sees.seen == [False]
+    assert collects()
+
+
+@pytest.mark.parametrize("opened", ["load_file", "safe_open", "weights", "index"])
+def test_the_collector_waits_while_headers_are_parsed(tmp_path, monkeypatch, opened):
+    """With 20,000 tensors, full collections took two thirds of `load_file` before."""
+    gdsdata.safetensors.save_file(STATE, tmp_path / "a.safetensors")
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(STATE, "a.safetensors")}))
+    seen, parse = [], safetensors_header.parse
+
+    def watched(*arguments, **more):
+        seen.append(collects())
+        return parse(*arguments, **more)
+
+    monkeypatch.setattr(safetensors_header, "parse", watched)
+    if opened == "load_file":
+        gdsdata.safetensors.load_file(tmp_path / "a.safetensors")
+    elif opened == "safe_open":
+        gdsdata.safetensors.safe_open(tmp_path / "a.safetensors", "pt").keys()
+    elif opened == "weights":
+        open_weights([str(tmp_path / "a.safetensors")])
+    else:
+        gdsdata.load(index)
+    assert seen == [False]
     assert collects()
 
 

@@ -216,6 +216,24 @@ def test_a_loop_in_a_known_order_reads_each_tensor_once_and_in_batches(tmp_path,
     assert max(map(len, reads)) == 8
 
 
+def test_a_loop_whose_first_tensors_were_cached_reads_the_others_in_batches(tmp_path, monkeypatch, reads):
+    tensors = layers(100)
+    stock.save_file(tensors, tmp_path / "a")
+    names = sorted(tensors)
+    cached = set(names[: len(names) // 2])
+
+    def is_cached(self, stored, device):
+        (name,) = (name for name, one in self._tensors.items() if one is stored)
+        return tensors[name].clone() if name in cached else None
+
+    monkeypatch.setattr(read_ahead.ReadAhead, "_from_page_cache", is_cached)
+    with ours.safe_open(tmp_path / "a", "pt") as file:
+        for name in names:
+            assert torch.equal(file.get_tensor(name), tensors[name])
+    assert sorted(name for batch in reads for name in batch) == sorted(set(names) - cached)
+    assert len(reads[0]) == 1 and len(reads) < len(cached) / 4
+
+
 def test_tensors_in_no_order_are_read_alone(tmp_path, reads):
     tensors = {f"{i:02}": torch.full((64,), i) for i in range(60)}
     stock.save_file(tensors, tmp_path / "a")

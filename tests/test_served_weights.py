@@ -120,14 +120,14 @@ def test_tensors_that_the_caller_holds_keep_their_values(folder):
 
 def live_bytes(monkeypatch):
     """Return a function that counts the bytes of memory that somebody still holds."""
-    made, make = [], tensor_reader.new_storage
+    made, make = [], tensor_reader.new_tensor
 
-    def noted(size_bytes, device):
-        storage = make(size_bytes, device)
-        made.append((StorageWeakRef(storage), size_bytes))
-        return storage
+    def noted(*arguments):
+        tensor = make(*arguments)
+        made.append((StorageWeakRef(tensor.untyped_storage()), tensor.nbytes))
+        return tensor
 
-    monkeypatch.setattr(tensor_reader, "new_storage", noted)
+    monkeypatch.setattr(tensor_reader, "new_tensor", noted)
     return lambda: sum(size_bytes for storage, size_bytes in made if not storage.expired())
 
 

@@ -8,6 +8,7 @@ checksums: JSON under ``gdsdata_crc32`` in the header's metadata, which other re
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import math
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from gdsdata.checkpoint.gc_pause import collector_paused
 from gdsdata.checkpoint.open_file import OpenFile, missing, most_kept_files
 from gdsdata.checkpoint.open_object import open_path
 from gdsdata.checkpoint.stored import Record, Stored, bytes_of
@@ -236,6 +238,7 @@ def _lost_shard(index: str, of_tensor: Mapping[str, str], name: str) -> FileNotF
     )
 
 
+@collector_paused()
 def read_headers(paths: Sequence[str]) -> list[dict[str, Stored]]:
     """Open files, or objects, and return their tensors.
 
@@ -312,6 +315,9 @@ def _checksums(metadata: Mapping[str, str], path: str) -> dict[str, int]:
 
 
 def _stored(tensor: Tensor, record: Record) -> Stored:
-    shape = tensor.shape
-    stride = tuple(math.prod(max(size, 1) for size in shape[axis + 1 :]) for axis in range(len(shape)))
-    return Stored(record, 0, tensor.dtype, shape, stride)
+    return Stored(record, 0, tensor.dtype, tensor.shape, _contiguous_stride(tensor.shape))
+
+
+@functools.lru_cache(maxsize=1024)  # layers repeat
+def _contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(math.prod(max(size, 1) for size in shape[axis + 1 :]) for axis in range(len(shape)))

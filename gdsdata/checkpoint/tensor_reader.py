@@ -22,7 +22,7 @@ from gdsdata.checkpoint.threads import results_of, submit_or_call
 from gdsdata.checkpoint.tree import Path, name_of
 from gdsdata.errors import CorruptData
 from gdsdata.io import engine
-from gdsdata.io.new_memory import new_storage
+from gdsdata.io.new_memory import new_storage, new_tensor
 from gdsdata.io.options import EngineOptions
 from gdsdata.progress_bars import current
 
@@ -186,10 +186,15 @@ class TensorReader:
         """
         made: dict[Path, torch.Tensor] = {}
         for group in _overlapping(wanted):
+            path, stored = group[0]
+            if len(group) == 1 and stored.span_bytes == stored.size_bytes:  # half of the time
+                made[path] = new_tensor(stored.shape, stored.stride, stored.dtype, device)
+                self._all_of(made[path], stored, name_of(path))
+                continue
             begin = min(stored.offset for _, stored in group)
             end = max(stored.offset + stored.span_bytes for _, stored in group)
             storage = new_storage(end - begin, device)
-            self.bytes_into(bytes_of_storage(storage), group[0][1].record, begin, name_of(group[0][0]))
+            self.bytes_into(bytes_of_storage(storage), stored.record, begin, name_of(path))
             for path, stored in group:
                 first = (stored.offset - begin) // stored.dtype.itemsize
                 empty = torch.empty(0, dtype=stored.dtype, device=device)
@@ -236,10 +241,16 @@ class TensorReader:
             raise
 
     def _run(self) -> None:
-        if self._together is not None:  # the collector stays paused: views of all tensors are made meanwhile
+        if self._together is None:
+            self._read_alone()
+        else:  # the collector stays paused: views of all tensors are made meanwhile
             reads = {device: self._parts_reader_of(device) for device in self._by_device}
             SharedExtents(self._by_device, reads, self._verify).read_with(self._together)
             self._by_device = {}
+        for call in self._afterwards:
+            call()
+
+    def _read_alone(self) -> None:
         with collector_resumed():
             try:
                 for device, extents in self._by_device.items():
@@ -248,8 +259,6 @@ class TensorReader:
                     pass
             finally:  # waits for the batches that have begun
                 self._batches.shutdown(cancel_futures=True)
-        for call in self._afterwards:
-            call()
 
     def _reader_of(self, device: torch.device, extents: Extents) -> Callable[[], None]:
         """Return a function that makes these reads, and that any thread may call.

@@ -6,11 +6,13 @@ import errno
 import itertools
 import os
 import re
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from gdsdata.checkpoint.stored import Stored, bytes_of
+from gdsdata.checkpoint.gc_pause import collector_paused
+from gdsdata.checkpoint.stored import Stored
 from gdsdata.checkpoint.tensor_reader import TensorReader
 from gdsdata.checkpoint.urls import is_url
 from gdsdata.io.options import EngineOptions
@@ -29,6 +31,8 @@ _MOST_BYTES_FAR = 64 << 20
 _FIRST_BYTES = 4 << 20
 # Threads that share a loop ask for its tensors in nearly the loop's order.
 _NEAR = 8
+# The last names, by which an order is known.
+_MOST_ASKED = 64
 # The errors of file systems that do not know RWF_NOWAIT.
 _CANNOT_SAY = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
@@ -50,8 +54,8 @@ class ReadAhead:
         self._tensors, self._options = tensors, options
         self._lock = ForkSafeLock()  # guards everything below
         self._process = os.getpid()
-        self._orders: list[_Order] = []
-        self._last: str | None = None
+        self._orders: list[_Order] = []  # made when needed: those of 20,000 names take as long as half of a loop
+        self._asked: deque[str] = deque(maxlen=_MOST_ASKED)  # not noted by the orders yet, except the first one
         self._ahead: dict[str, tuple[_Batch, torch.Tensor]] = {}
         self._next_bytes = _FIRST_BYTES
         self._knows_cached = True  # the file system says whether the page cache has a page
@@ -73,11 +77,12 @@ class ReadAhead:
             if self._process != os.getpid():  # reads of a forked child's parent never end here
                 self._process = os.getpid()
                 self._ahead.clear()
-            order = self._order_with(name)
+            self._asked.append(name)
             batch, tensor = self._ahead.pop(name, (None, None))
         if batch is None and (cached := self._from_page_cache(self._tensors[name], device)) is not None:
             return cached
         with self._lock:
+            order = self._order()
             if batch is None or tensor is None or tensor.device != device:
                 self._ahead.clear()
                 batch = _Batch({name: self._tensors[name]}, device, self._options)
@@ -97,7 +102,7 @@ class ReadAhead:
         if not 0 < stored.size_bytes <= _SHORT_BYTES:
             return None
         tensor = torch.empty(stored.shape, dtype=stored.dtype, device=device)
-        target = bytes_of(tensor).numpy().data
+        target = tensor.view(-1).view(torch.uint8).numpy().data
         try:
             got = os.preadv(file.file().descriptor, [target], stored.record.offset, os.RWF_NOWAIT)
         except OSError as error:  # the engine has its words for an error that is none of these
@@ -111,17 +116,17 @@ class ReadAhead:
         with self._lock:
             self._ahead.clear()
 
-    def _order_with(self, name: str) -> _Order | None:
+    def _order(self) -> _Order | None:
         """Return the order in which the names come; None if they come in none."""
-        last, self._last = self._last, name
-        if last is None:
-            return None
-        if not self._orders:
-            self._orders = list(_orders_of(self._tensors))
-        for order in self._orders:
-            order.note(last, name)
-        best = max(self._orders, key=lambda order: order.hits)
-        return best if best.hits > 0 else None
+        if not self._orders and len(self._asked) > 1:
+            with collector_paused():
+                self._orders = list(_orders_of(self._tensors))
+        while len(self._asked) > 1:
+            last = self._asked.popleft()
+            for order in self._orders:
+                order.note(last, self._asked[0])
+        best = max(self._orders, key=lambda order: order.hits, default=None)
+        return best if best is not None and best.hits > 0 else None
 
     def _read_on(self, order: _Order, name: str, device: torch.device) -> None:
         """Begin the next batch, if less than one is left of those that were begun."""

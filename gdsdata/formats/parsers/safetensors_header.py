@@ -191,28 +191,51 @@ _parse_again = lru_cache(maxsize=256)(_parse)
 
 def _tensor(name: str, said: dict[str, Any]) -> Tensor:
     code, shape, (begin, end) = said["dtype"], said["shape"], said["data_offsets"]
-    dtype = DTYPES.get(code)
-    if dtype is None and code not in _FOREIGN_BITS:
-        raise ValueError(f"tensor {name!r} is of dtype {code!r}, which torch does not have")
     if type(shape) is not list:
         raise ValueError(f"tensor {name!r} has the shape {str(shape)[:80]}, which is no list")
-    if len(shape) > _MOST_AXES:
-        raise ValueError(f"tensor {name!r} has {len(shape)} axes, more than {_MOST_AXES}")
-    if not all(type(size) is int and 0 <= size <= _LARGEST_BYTES for size in (begin, end, *shape)):
-        raise ValueError(f"tensor {name!r} has a size or an offset that is none")
-    if math.prod(max(size, 1) for size in shape) > _LARGEST_BYTES:  # of one without elements too
-        raise ValueError(f"tensor {name!r} of shape {shape} is absurd")
-    packed = PACKED.get(code, 1)
-    bits = 8 * dtype.itemsize // packed if dtype else _FOREIGN_BITS[code]
-    if 8 * (end - begin) != math.prod(shape) * bits:
+    for size in (begin, end, *shape):
+        if type(size) is not int or not 0 <= size <= _LARGEST_BYTES:
+            raise ValueError(f"tensor {name!r} has a size or an offset that is none")
+    try:
+        bits, dtype, in_torch = _meant(code, tuple(shape))
+    except ValueError as error:
+        raise ValueError(f"tensor {name!r} {error}") from None
+    if 8 * (end - begin) != bits:
         raise ValueError(f"tensor {name!r} of shape {shape} and dtype {code} has {end - begin} bytes")
     if dtype is None:
         raise _NotInTorch(f"tensor {name!r} is of dtype {code}, which torch does not have: save it as another")
+    if in_torch is None:
+        raise _NotInTorch(
+            f"tensor {name!r} is of dtype {code} and shape {shape}, and torch has such in pairs along the last "
+            f"axis: save it in another shape"
+        )
+    return Tensor(dtype, in_torch, begin, end - begin)
+
+
+@lru_cache(maxsize=1024)  # layers repeat
+def _meant(code: str, shape: tuple[int, ...]) -> tuple[int, torch.dtype | None, tuple[int, ...] | None]:
+    """Return what a dtype and a shape of a header mean.
+
+    Args:
+        code, shape: in the header; the shape has sizes alone.
+
+    Returns:
+        The size in bits; torch's dtype, or None; the shape in torch, or None.
+
+    Raises:
+        ValueError: they cannot be.
+    """
+    dtype = DTYPES.get(code)
+    if dtype is None and code not in _FOREIGN_BITS:
+        raise ValueError(f"is of dtype {code!r}, which torch does not have")
+    if len(shape) > _MOST_AXES:
+        raise ValueError(f"has {len(shape)} axes, more than {_MOST_AXES}")
+    if math.prod(max(size, 1) for size in shape) > _LARGEST_BYTES:  # of one without elements too
+        raise ValueError(f"of shape {list(shape)} is absurd")
+    packed = PACKED.get(code, 1)
+    bits = 8 * dtype.itemsize // packed if dtype else _FOREIGN_BITS[code]
+    in_torch: tuple[int, ...] | None = shape
     if packed > 1:
-        if not shape or shape[-1] % packed:
-            raise _NotInTorch(
-                f"tensor {name!r} is of dtype {code} and shape {shape}, and torch has such in pairs along the last "
-                f"axis: save it in another shape"
-            )
-        shape = [*shape[:-1], shape[-1] // packed]
-    return Tensor(dtype, tuple(shape), begin, end - begin)
+        is_whole = shape and shape[-1] % packed == 0
+        in_torch = (*shape[:-1], shape[-1] // packed) if is_whole else None
+    return math.prod(shape) * bits, dtype, in_torch
