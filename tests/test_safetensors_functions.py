@@ -127,8 +127,11 @@ INDEXES = [
 ]
 
 
+@pytest.mark.parametrize("by", ["page cache", "engine"])
 @pytest.mark.parametrize("index", INDEXES, ids=str)
-def test_a_slice_has_the_values_that_torch_gives(tmp_path, index):
+def test_a_slice_has_the_values_that_torch_gives(tmp_path, monkeypatch, index, by):
+    if by == "engine":
+        monkeypatch.setattr(read_ahead, "_SHORT_BYTES", 0)
     tensor = torch.arange(5 * 4 * 6).view(5, 4, 6)
     stock.save_file({"other": torch.ones(100), "x": tensor}, tmp_path / "a")
     with ours.safe_open(tmp_path / "a", "pt") as file:
@@ -146,18 +149,50 @@ def test_a_wrong_index_is_torchs_own_error(tmp_path, index):
             mine.get_slice("x")[index]
 
 
-def test_a_slice_reads_no_more_than_its_rows(tmp_path, monkeypatch):
-    stock.save_file({"x": torch.arange(1 << 20, dtype=torch.int64).view(1024, 1024)}, tmp_path / "a")
-    sizes = []
+@pytest.fixture
+def sizes(monkeypatch) -> list[int]:
+    """Note the sizes of the engine's reads."""
+    noted = []
     run = tensor_reader.TensorReader._read
     monkeypatch.setattr(
         tensor_reader.TensorReader,
         "_read",
-        lambda self, engine, before, extents: sizes.extend(extents.sizes_bytes) or run(self, engine, before, extents),
+        lambda self, engine, before, extents: noted.extend(extents.sizes_bytes) or run(self, engine, before, extents),
     )
+    return noted
+
+
+def test_a_slice_reads_no_more_than_its_rows(tmp_path, monkeypatch, sizes):
+    monkeypatch.setattr(read_ahead, "_SHORT_BYTES", 0)  # as if it were not in the page cache
+    stock.save_file({"x": torch.arange(1 << 20, dtype=torch.int64).view(1024, 1024)}, tmp_path / "a")
     with ours.safe_open(tmp_path / "a", "pt") as file:
         assert file.get_slice("x")[3:5].sum() == torch.arange(3 * 1024, 5 * 1024).sum()
     assert sum(sizes) == 2 * 1024 * 8
+
+
+def test_short_parts_that_are_cached_are_read_by_the_caller(tmp_path, sizes):
+    tensor = torch.arange(1 << 17).view(256, 512)  # 1 MiB
+    stock.save_file({"other": torch.ones(3), "x": tensor}, tmp_path / "a")
+    with ours.safe_open(tmp_path / "a", "pt") as file:
+        part = file.get_slice("x")
+        for index in [(slice(3, 9),), (slice(None), slice(100, 400)), (slice(8, 40), slice(5, 6)), (7, slice(1, 9))]:
+            found = part[index]
+            assert torch.equal(found, tensor[index]) and found.is_contiguous()
+            assert found.untyped_storage().nbytes() == found.nbytes  # no gaps are kept
+        assert sizes == []
+        assert torch.equal(part[:, 5:6], tensor[:, 5:6])  # a hundredth of what it spans
+        assert sizes != []
+
+
+@pytest.mark.parametrize("dtype", sorted(DTYPES.values(), key=str), ids=str)
+def test_a_part_with_gaps_has_its_bytes_for_each_dtype(tmp_path, dtype):
+    content = torch.arange(4 * 6 * dtype.itemsize, dtype=torch.uint8) % 2
+    tensor = content.view(dtype).view(4, 6)
+    gdsdata.save({"x": tensor}, tmp_path / "a.safetensors")
+    with ours.safe_open(tmp_path / "a.safetensors", "pt") as file:
+        found = file.get_slice("x")[1:3, 2:5]
+    expected = content.view(4, 6, dtype.itemsize)[1:3, 2:5]
+    assert found.dtype == dtype and torch.equal(found.view(torch.uint8).view(2, 3, dtype.itemsize), expected)
 
 
 # ---------------------------------------------------------------------------------------------------------- read-ahead

@@ -213,6 +213,8 @@ class SafeSlice:
             return self._reader.get(self.name, device)
         first = self.stored.offset + int(view.storage_offset()) * view.itemsize
         part = self.stored._replace(offset=first, shape=tuple(view.shape), stride=view.stride())
+        if (cached := self._reader.cached_part(part, device)) is not None:
+            return cached
         target = torch.empty(part.shape, dtype=part.dtype, device=device)
         reader = TensorReader(self._options, verify=False)
         reader.tensor_into(target, part, self.name)
