@@ -362,7 +362,7 @@ def test_the_collector_waits_while_a_state_is_pickled(tmp_path, save_it):
 
 @pytest.mark.parametrize("opened", ["load_file", "safe_open", "weights", "index"])
 def test_the_collector_waits_while_headers_are_parsed(tmp_path, monkeypatch, opened):
-    """With 20,000 tensors, full collections took two thirds of `load_file` before."""
+    """With 20,000 tensors, full collections took half of `load_file` before."""
     gdsdata.safetensors.save_file(STATE, tmp_path / "a.safetensors")
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": dict.fromkeys(STATE, "a.safetensors")}))

@@ -238,7 +238,6 @@ def _lost_shard(index: str, of_tensor: Mapping[str, str], name: str) -> FileNotF
     )
 
 
-@collector_paused()
 def read_headers(paths: Sequence[str]) -> list[dict[str, Stored]]:
     """Open files, or objects, and return their tensors.
 
@@ -287,12 +286,15 @@ def read_file_header(file: OpenFile, begin: int = 0) -> FileHeader:
     """
     data_begin = safetensors_header.data_offset(file.read(begin, LENGTH_BYTES), file.path, file.size_bytes, begin)
     text = file.read(begin + LENGTH_BYTES, data_begin - begin - LENGTH_BYTES)
-    header = safetensors_header.parse(text, file.path, data_begin, file.size_bytes)
-    checksums = _checksums(header.metadata or {}, file.path)
-    tensors = {
-        name: _stored(tensor, Record(file, data_begin + tensor.begin_bytes, tensor.length_bytes, checksums.get(name)))
-        for name, tensor in header.tensors.items()
-    }
+    with collector_paused():
+        header = safetensors_header.parse(text, file.path, data_begin, file.size_bytes)
+        checksums = _checksums(header.metadata or {}, file.path)
+        tensors = {
+            name: _stored(
+                tensor, Record(file, data_begin + tensor.begin_bytes, tensor.length_bytes, checksums.get(name))
+            )
+            for name, tensor in header.tensors.items()
+        }
     return FileHeader(tensors, header.metadata)
 
 

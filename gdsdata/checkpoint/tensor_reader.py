@@ -187,18 +187,25 @@ class TensorReader:
         made: dict[Path, torch.Tensor] = {}
         for group in _overlapping(wanted):
             path, stored = group[0]
-            if len(group) == 1 and stored.span_bytes == stored.size_bytes:  # half of the time
+            if len(group) == 1 and stored.span_bytes == stored.size_bytes:  # half of the time of a view
                 made[path] = new_tensor(stored.shape, stored.stride, stored.dtype, device)
                 self._all_of(made[path], stored, name_of(path))
-                continue
-            begin = min(stored.offset for _, stored in group)
-            end = max(stored.offset + stored.span_bytes for _, stored in group)
-            storage = new_storage(end - begin, device)
-            self.bytes_into(bytes_of_storage(storage), stored.record, begin, name_of(path))
-            for path, stored in group:
-                first = (stored.offset - begin) // stored.dtype.itemsize
-                empty = torch.empty(0, dtype=stored.dtype, device=device)
-                made[path] = empty.set_(storage, first, stored.shape, stored.stride)
+            else:
+                made |= self._views(group, device)
+        return made
+
+    def _views(self, group: list[tuple[Path, Stored]], device: torch.device) -> dict[Path, torch.Tensor]:
+        """Return tensors that lie in one storage, with the gaps that the file has."""
+        begin = min(stored.offset for _, stored in group)
+        end = max(stored.offset + stored.span_bytes for _, stored in group)
+        storage = new_storage(end - begin, device)
+        path, stored = group[0]
+        self.bytes_into(bytes_of_storage(storage), stored.record, begin, name_of(path))
+        made = {}
+        for path, stored in group:
+            first = (stored.offset - begin) // stored.dtype.itemsize
+            empty = torch.empty(0, dtype=stored.dtype, device=device)
+            made[path] = empty.set_(storage, first, stored.shape, stored.stride)
         return made
 
     def afterwards(self, call: Callable[[], object]) -> None:

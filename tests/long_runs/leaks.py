@@ -41,7 +41,7 @@ class Threads(Leak):
 
 class Children(Leak):
     def make(self) -> object:
-        # It ends by itself, later than this program: so it must not hold what somebody reads.
+        # It outlives this program, and ends by itself. So it holds no stream that somebody reads.
         return subprocess.Popen(["sleep", "900"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 

@@ -36,7 +36,6 @@ _DTYPES = [
 _SAVED = frozenset(dtype for code, dtype in DTYPES.items() if code in _DTYPES)
 
 
-@collector_paused()
 def load_file(
     filename: str | os.PathLike[str], device: Device = "cpu", *, backend: str = "mmap"
 ) -> dict[str, torch.Tensor]:

@@ -86,8 +86,7 @@ class safe_open:
     ) -> None:
         path = checked_path(filename, "load")
         try:
-            with collector_paused():
-                header = read_file_header(open_path(path))
+            header = read_file_header(open_path(path))
         except FileNotFoundError as error:
             raise FileNotFoundError(f"No such file or directory: {path}") from error
         except CorruptData as error:
