@@ -6,6 +6,7 @@ import os
 import stat
 import sys
 import threading
+import time
 import types
 
 import pytest
@@ -281,12 +282,32 @@ def test_tensors_in_no_order_are_read_alone(tmp_path, reads):
     assert reads == [[name] for name in names]
 
 
-def test_a_loop_has_no_more_in_memory_than_two_batches(tmp_path, reads):
+@pytest.mark.parametrize("step", [1, 2])
+def test_a_loop_has_no_more_in_memory_than_two_batches(tmp_path, reads, step):
     stock.save_file(layers(100), tmp_path / "a")
     with ours.safe_open(tmp_path / "a", "pt") as file:
-        for name in file.keys():  # noqa: SIM118
+        for name in file.keys()[::step]:
             file.get_tensor(name)
-            assert sum(tensor.nbytes for _, tensor in file._reader._ahead.values()) <= 2 * 2048
+            ahead = file._reader._ahead
+            assert sum(tensor.nbytes for _, tensor in ahead._found.values()) == ahead.bytes <= 2 * 2048
+
+
+def test_a_tensor_costs_no_more_if_many_were_read_ahead(tmp_path, monkeypatch):
+    """It took 5 ms with 16,000, as all of them were counted each time."""
+    monkeypatch.setattr(read_ahead, "_SHORT_BYTES", 0)
+
+    def seconds_each(count: int) -> float:
+        stock.save_file({f"{i:05}": torch.full((4,), i) for i in range(count)}, tmp_path / f"{count}")
+        took = []
+        for _ in range(3):
+            with ours.safe_open(tmp_path / f"{count}", "pt") as file:
+                names = file.keys()
+                began = time.perf_counter()
+                assert [int(file.get_tensor(name)[3]) for name in names] == [*range(count)]
+                took.append(time.perf_counter() - began)
+        return min(took) / count
+
+    assert seconds_each(8000) < 4 * seconds_each(500)
 
 
 def test_threads_share_a_loop(tmp_path, reads):
@@ -611,7 +632,7 @@ def test_a_forked_child_goes_on_with_a_file_that_its_parent_reads_ahead(tmp_path
     monkeypatch.setattr(read_ahead, "_SHORT_BYTES", 0)  # the engine reads all of them
     file = ours.safe_open(tmp_path / "a", "pt")
     assert [int(file.get_tensor(f"{i:02}")[0]) for i in range(3)] == [0, 1, 2]
-    batches = {batch for batch, _ in file._reader._ahead.values()}
+    batches = {batch for batch, _ in file._reader._ahead._found.values()}
     assert batches, "some are read ahead"
     for batch in batches:
         batch.wait = threading.Event().wait  # as if the parent's threads still read it

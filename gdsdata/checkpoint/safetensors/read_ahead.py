@@ -60,7 +60,7 @@ class ReadAhead:
         self._process = os.getpid()
         self._orders: list[_Order] = []  # made when needed: those of 20,000 names took a third of a loop
         self._asked: deque[str] = deque(maxlen=_MOST_ASKED)  # not noted by the orders yet, except the first one
-        self._ahead: dict[str, tuple[_Batch, torch.Tensor]] = {}
+        self._ahead = _Ahead()
         self._next_bytes = _FIRST_BYTES
         self._knows_cached = True  # the file system says whether the page cache has a page
         self._is_far = any(is_url(stored.record.path) for stored in itertools.islice(tensors.values(), 1))
@@ -82,7 +82,7 @@ class ReadAhead:
                 self._process = os.getpid()
                 self._ahead.clear()
             self._asked.append(name)
-            batch, tensor = self._ahead.pop(name, (None, None))
+            batch, tensor = self._ahead.take(name)
         if batch is None and (cached := self._from_page_cache(self._tensors[name], device)) is not None:
             return cached
         with self._lock:
@@ -148,12 +148,10 @@ class ReadAhead:
     def _read_on(self, order: _Order, name: str, device: torch.device) -> None:
         """Begin the next batch, if less than one is left of those that were begun."""
         place = order.places[name]
-        for passed in [one for one in self._ahead if order.places[one] < place - _NEAR]:
-            del self._ahead[passed]
+        self._ahead.drop_before(place - _NEAR, order)
         order.reached = max(order.reached, place + 1)
         most_bytes = _MOST_BYTES if device.type == "cpu" and not self._is_far else _MOST_BYTES_FAR
-        left = sum(self._tensors[one].size_bytes for one in self._ahead)
-        if self._ahead and left >= self._next_bytes:
+        if self._ahead.bytes >= self._next_bytes:
             return
         chosen: dict[str, Stored] = {}
         size_bytes = 0
@@ -166,8 +164,7 @@ class ReadAhead:
             if following not in self._ahead:
                 chosen[following], size_bytes = self._tensors[following], longer
         if chosen:
-            batch = _Batch(chosen, device, self._options)
-            self._ahead.update({one: (batch, tensor) for one, tensor in batch.tensors.items()})
+            self._ahead.add(_Batch(chosen, device, self._options))
             self._next_bytes = min(2 * self._next_bytes, most_bytes)
 
 
@@ -188,6 +185,43 @@ class _Batch:
             if self._reader is not None:
                 self._reader.run()
                 self._reader = None
+
+
+class _Ahead:
+    """Tensors that were read ahead, with their batches. They are counted: there may be thousands.
+
+    Attributes:
+        bytes: of the tensors.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[_Batch, torch.Tensor]] = {}
+        self.bytes = 0
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._found
+
+    def add(self, batch: _Batch) -> None:
+        for name, tensor in batch.tensors.items():
+            self._found[name] = batch, tensor
+            self.bytes += tensor.nbytes
+
+    def take(self, name: str) -> tuple[_Batch, torch.Tensor] | tuple[None, None]:
+        """Remove a tensor and return it; None if it was not read ahead."""
+        found = self._found.pop(name, None)
+        if found is None:
+            return None, None
+        self.bytes -= found[1].nbytes
+        return found
+
+    def drop_before(self, place: int, order: _Order) -> None:
+        """Drop the oldest tensors, as long as their places are before this one."""
+        while (oldest := next(iter(self._found), None)) is not None and order.places[oldest] < place:
+            self.take(oldest)
+
+    def clear(self) -> None:
+        self._found.clear()
+        self.bytes = 0
 
 
 class _Order:
