@@ -161,7 +161,7 @@ def test_a_worker_that_stands_still_shows_its_stacks_and_ends_with_the_program()
     program = subprocess.Popen([sys.executable, "-c", STANDS_STILL], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     child = int(program.stdout.readline())
     assert watch(program, Turns(), 60, 0.05, hang_s=0.3) == "a thread has ended no turn for 0.3 s"
-    assert b"in stand_still" in program.communicate()[1]
+    assert b"stand_still" in program.communicate()[1]  # the stacks of both may be mixed
     assert eventually(lambda: not os.path.exists(f"/proc/{child}/cwd"))
 
 
