@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from gdsdata.checkpoint.stored import Record, bytes_of, bytes_of_storage
+from gdsdata.checkpoint.tree import Path
 from gdsdata.checkpoint.urls import is_url
 from gdsdata.io import engine
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 class Extents:
     """The reads into one device's memory."""
 
-    names: list[str] = field(default_factory=list)
+    names: list[str | Path] = field(default_factory=list)
     records: list[Record] = field(default_factory=list)  # the record that each is a part of
     offsets: list[int] = field(default_factory=list)
     sizes_bytes: list[int] = field(default_factory=list)

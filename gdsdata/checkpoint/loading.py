@@ -88,7 +88,7 @@ def load_into(
             check_fits(path, target.path, target.value, value, dtype)
     for target, value in found:
         if isinstance(target.value, torch.Tensor):
-            fill(target.value, value, name_of(target.path), reader)
+            fill(target.value, value, target.path, reader)
         else:
             reader.afterwards(functools.partial(target.replace, value))
     reader.run()

@@ -14,11 +14,12 @@ from gdsdata.checkpoint.tensor_kinds import (
     are_of_one_kind,
     copy_into,
     has_own_memory,
+    is_on_meta,
     is_plain,
     takes_copy_of,
 )
 from gdsdata.checkpoint.tensor_reader import TensorReader
-from gdsdata.checkpoint.tree import Path, leaves, name_of
+from gdsdata.checkpoint.tree import Path, any_leaf, leaves, name_of
 
 _MOST_NAMES_SHOWN = 5
 
@@ -49,8 +50,10 @@ def check_not_on_meta(path: str, tree: Any) -> None:
     Raises:
         ValueError: a tensor is; the message has its name.
     """
+    if not any_leaf(tree, is_on_meta):
+        return
     for one in leaves(tree):
-        if isinstance(one.value, torch.Tensor) and one.value.is_meta:
+        if is_on_meta(one.value):
             name = name_of(one.path) or "the tensor"
             raise ValueError(
                 f"{name} is on the meta device, which has no memory to fill from '{path}': call "
@@ -118,10 +121,10 @@ def some_names(paths: Iterable[Path]) -> str:
     return f"{shown} and {rest} more" if rest > 0 else shown
 
 
-def fill(target: torch.Tensor, leaf: Stored | torch.Tensor, name: str, reader: TensorReader) -> None:
-    """Have ``reader`` fill ``target`` with the values of a saved tensor."""
+def fill(target: torch.Tensor, leaf: Stored | torch.Tensor, place: Path, reader: TensorReader) -> None:
+    """Have ``reader`` fill ``target`` with the values of the tensor that was saved at ``place``."""
     if isinstance(leaf, Stored):
-        return reader.tensor_into(target, leaf, name)
+        return reader.tensor_into(target, leaf, place)
     return reader.afterwards(functools.partial(copy_into, target, leaf))
 
 

@@ -12,10 +12,12 @@ from gdsdata.checkpoint.tree import any_leaf, leaves, name_of
 # A remedy, in messages.
 AS_IT_WAS = "make the model as it was when it was saved, for example by the same quantize_() of torchao"
 
+_PLAIN_CLASSES = (torch.Tensor, torch.nn.Parameter)
+
 
 def is_plain(tensor: torch.Tensor) -> bool:
     """Return whether dtype, shape, strides and bytes describe the tensor fully."""
-    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.__dict__
+    plain = type(tensor) in _PLAIN_CLASSES and not tensor.__dict__
     return plain and has_own_memory(tensor) and not (tensor.is_conj() or tensor.is_neg())
 
 
@@ -35,7 +37,7 @@ def has_own_memory(tensor: torch.Tensor) -> bool:
     Wrapper subclasses and DTensors hold other tensors instead. Sparse and nested tensors also hold
     indices, and quantized ones a scale.
     """
-    if dispatches(tensor) or isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):  # type: ignore[attr-defined]
+    if type(tensor) not in _PLAIN_CLASSES and (dispatches(tensor) or _is_uninitialized(tensor)):
         return False
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized or tensor.is_meta:
         return False
@@ -64,17 +66,18 @@ def check_has_values(state: Any) -> None:
     Raises:
         ValueError: a tensor is; the message has its name.
     """
-    if not any_leaf(state, _has_no_values):
+    if not any_leaf(state, is_on_meta):
         return
     for one in leaves(state):
-        if _has_no_values(one.value):
+        if is_on_meta(one.value):
             raise ValueError(
                 f"{name_of(one.path)} is on the meta device and has no values to save: leave it out of the state, or "
                 "make it by to_empty(device=...) and give it values"
             )
 
 
-def _has_no_values(value: Any) -> bool:
+def is_on_meta(value: Any) -> bool:
+    """Return whether a value is a tensor on the meta device, which has no memory."""
     return isinstance(value, torch.Tensor) and value.is_meta
 
 
@@ -130,5 +133,8 @@ def copy_into(target: torch.Tensor, source: torch.Tensor) -> None:
 
 def _shape_of(tensor: torch.Tensor) -> torch.Size | None:
     """Return a tensor's shape; None if it has none that can be compared."""
-    unshaped = tensor.is_nested or isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin)  # type: ignore[attr-defined]
-    return None if unshaped else tensor.shape
+    return None if tensor.is_nested or _is_uninitialized(tensor) else tensor.shape
+
+
+def _is_uninitialized(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin)  # type: ignore[attr-defined]

@@ -13,6 +13,7 @@ import torch
 from gdsdata.checkpoint.background.staging_memory import Staging
 from gdsdata.checkpoint.background.states import state_of
 from gdsdata.checkpoint.dtensors import local_parts
+from gdsdata.checkpoint.gc_pause import collector_paused
 from gdsdata.checkpoint.partial_pages import PAGE_BYTES
 from gdsdata.checkpoint.tensor_kinds import plain_parts
 from gdsdata.checkpoint.tree import leaves
@@ -41,6 +42,7 @@ class Size(NamedTuple):
         return Size(self.bytes + other.bytes, self.gpu or other.gpu)
 
 
+@collector_paused()
 def size_of(state: Mapping[Any, Any]) -> Size:
     """Return the size of a state.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from gdsdata.checkpoint.tensor_reader import TensorReader
 from gdsdata.checkpoint.torch_zip.archive import open_archive
 from gdsdata.checkpoint.torch_zip.archive_reader import unpickle_structure
 from gdsdata.checkpoint.torch_zip.unpickling import NotPlain
-from gdsdata.checkpoint.tree import Path, first_device, leaves, map_leaves, name_of
+from gdsdata.checkpoint.tree import Path, first_device, leaves, map_leaves
 from gdsdata.errors import CorruptData
 from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
@@ -71,24 +72,24 @@ def load_over(
         raise ValueError(f"'{path}' has nothing of the name {lost[0]!r}")
     chosen = {name: saved[name] for name in targets}
     target_of = {one.path: one.value for one in leaves(targets)}
+    saved_of = {one.path: one.value for one in leaves(chosen)}
+    tensors = {place: leaf for place, leaf in saved_of.items() if isinstance(leaf, (Stored, torch.Tensor))}
+    filled = {place for place, leaf in tensors.items() if fits(target_of.get(place), leaf)}
     for name in strict:
-        _check_strictly(path, name, chosen, target_of)
+        _check_strictly(path, name, saved_of, target_of, filled)
     reader = TensorReader(options, verify, together)
     reader.expect(file.size_bytes, first_device(targets))
     new: dict[torch.device, dict[Path, Stored]] = {}
-    for one in leaves(chosen):
-        if not isinstance(one.value, (Stored, torch.Tensor)):
-            continue
-        target = target_of.get(one.path)
-        if fits(target, one.value):
-            fill(target, one.value, name_of(one.path), reader)
-        elif isinstance(one.value, Stored):
-            new.setdefault(_device_like(one.value.location), {})[one.path] = one.value
+    for place, leaf in tensors.items():
+        if place in filled:
+            fill(target_of[place], leaf, place, reader)
+        elif isinstance(leaf, Stored):
+            new.setdefault(_device_like(leaf.location), {})[place] = leaf
     made = {place: tensor for device in new for place, tensor in reader.tensors(new[device], device).items()}
     reader.run()
 
     def restored(place: Path, leaf: Any) -> Any:
-        if isinstance(leaf, (Stored, torch.Tensor)) and fits(target_of.get(place), leaf):
+        if place in filled:
             return target_of[place]
         if place[0] in strict and are_of_one_kind(target_of.get(place), leaf):
             return leaf.to(target_of[place].device)
@@ -97,15 +98,17 @@ def load_over(
     return map_leaves(chosen, restored)
 
 
-def _check_strictly(path: str, name: str, chosen: dict[str, Any], target_of: dict[Path, Any]) -> None:
+def _check_strictly(
+    path: str, name: str, saved_of: dict[Path, Any], target_of: dict[Path, Any], filled: set[Path]
+) -> None:
     """Check that the file and the targets agree under a name.
 
-    All paths must be the same, and all tensors must fit.
+    All paths must be the same, and all tensors must fit. Those of ``filled`` do.
     """
-    saved = {one.path: one.value for one in leaves(chosen) if one.path[0] == name}
+    saved = [place for place in saved_of if place[0] == name]
     check_names(path, {place for place in target_of if place[0] == name}, set(saved))
-    for place, leaf in saved.items():
-        target = target_of[place]
+    for place in itertools.filterfalse(filled.__contains__, saved):
+        leaf, target = saved_of[place], target_of[place]
         is_tensor = isinstance(leaf, (Stored, torch.Tensor)) or isinstance(target, torch.Tensor)
         if is_tensor and not are_of_one_kind(target, leaf):
             check_fits(path, place, target, leaf)

@@ -54,8 +54,9 @@ def restored(target: Any, found: Any) -> Any:
     Tensors of ``target`` have been filled before, and stand in ``found`` themselves.
     """
     if type(target) in (dict, collections.OrderedDict, list):
-        for key, value in list(target.items() if isinstance(target, dict) else enumerate(target)):
-            target[key] = restored(value, found[key])
+        for key in list(target) if isinstance(target, dict) else range(len(target)):
+            if found[key] is not target[key]:
+                target[key] = restored(target[key], found[key])
         return target
     return found
 
