@@ -30,6 +30,7 @@ from helpers import (
 
 import gdsdata
 from gdsdata import EngineOptions, GDSDataset, Reading, read_tensor, write_tensor
+from gdsdata.data import indexing
 from gdsdata.errors import BackendUnavailable, CorruptData, EngineClosed, IoError
 from gdsdata.formats import Records, Tokens
 from gdsdata.io import engine
@@ -261,23 +262,35 @@ def test_an_error_of_the_disk_is_raised_at_its_batch_and_the_next_epoch_works(tm
     assert_same_batches(dataset, epoch_of(records))
 
 
-@pytest.mark.parametrize("format_name, steps", [("Records", ["engine", "index"]), ("Parquet", ["index", "engine"])])
-def test_the_engine_gets_its_memory_while_files_are_indexed_if_they_are_read_to_the_gpu(
-    tmp_path, records, monkeypatch, format_name, steps
-):
-    kind, made, found = getattr(gdsdata.formats, format_name), engine._engine.Engine, []
-    index = kind.index
-    monkeypatch.setattr(engine._engine, "Engine", lambda **options: found.append("engine") or made(**options))
-    monkeypatch.setattr(kind, "index", lambda format, paths: found.append("index") or index(format, paths))
+@pytest.mark.parametrize(
+    "source, steps",
+    {
+        "folder": ["list", "engine", "index"],
+        "files": ["engine", "list", "index"],
+        "Parquet": ["list", "index", "engine"],  # which is not read to the GPU
+    }.items(),
+)
+def test_the_engine_gets_its_memory_while_files_are_listed_and_indexed(tmp_path, records, monkeypatch, source, steps):
+    kind = gdsdata.formats.Parquet if source == "Parquet" else gdsdata.formats.Records
+    found = []
+
+    def note(where, name, step):
+        usual = getattr(where, name)
+        monkeypatch.setattr(where, name, lambda *some, **named: found.append(step) or usual(*some, **named))
+
+    note(engine._engine, "Engine", "engine")
+    note(indexing, "listing_of", "list")
+    note(kind, "index", "index")
     reading = Reading(EngineOptions(queue_depth=37))  # no other data set has this engine
-    if format_name == "Parquet":
+    if source == "Parquet":
         pyarrow = pytest.importorskip("pyarrow")
         from pyarrow import parquet
 
         parquet.write_table(pyarrow.table({"n": range(8)}), tmp_path / "0.parquet")
         dataset = GDSDataset(tmp_path / "0.parquet", 4, device="cuda", reading=reading)
     else:
-        dataset = read(tmp_path, reading=reading)
+        files = tmp_path if source == "folder" else [tmp_path / "0.bin"]
+        dataset = GDSDataset(files, 4, Records("u1", (RECORD_BYTES,)), device="cuda", reading=reading)
     assert found == steps
     assert len(list(dataset)) == len(dataset) and found == steps
 

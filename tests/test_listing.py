@@ -5,8 +5,11 @@ import os
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from gdsdata.data import indexing
+from gdsdata.formats import Records
 from gdsdata.formats.listing import Listing, folder_now, listing_of
 
 NAMES = ["a", "b", "ab", ".h", "c.x", "[q]", "**x", "x y"]
@@ -122,3 +125,23 @@ def test_names_the_source_that_means_no_file(tmp_path):
     for missing in ("x.bin", "*.npy", "empty"):
         with pytest.raises(FileNotFoundError, match=str(tmp_path / missing).replace("*", r"\*")):
             listing_of([tmp_path / "a.bin", tmp_path / missing])
+
+
+@pytest.mark.parametrize("known", ["file", "files", "folder", "glob", "no format", "no file"])
+def test_the_format_is_said_before_a_list_of_files_is_looked_through(tmp_path, monkeypatch, known):
+    """Then a GPU's engine begins meanwhile, which needs one of the files."""
+    files = [str(tmp_path / name) for name in ("b.npy", "a.npy")]
+    for file in files:
+        np.save(file, np.zeros((3, 8), np.uint8))
+    steps = []
+    monkeypatch.setattr(indexing, "listing_of", lambda *some: steps.append("list") or listing_of(*some))
+    sources = {"file": files[0], "folder": tmp_path, "glob": tmp_path / "*.npy", "no file": ["nowhere", *files]}
+    source, format = sources.get(known, files), None if known == "no format" else Records("u1", (8,))
+    made = indexing.Indexing(source, format, None, None, False)
+    try:
+        _, found, _ = made.indexed(lambda format, path: steps.append((format, path)))
+    except FileNotFoundError:
+        assert known == "no file" and steps == ["list"]
+    else:
+        begins = (found, files[0] if known in ("file", "files") else files[1])
+        assert steps == ([begins, "list"] if known in ("file", "files") else ["list", begins])

@@ -46,7 +46,8 @@ class Indexing:
         self._split = split
         self._source, self._format, self._skipped, self._shared = source, format, skipped, shared
         self._listing: Listing | None = None
-        self._is_remote = have_urls(sources_of(source))
+        sources = sources_of(source)
+        self._first_source, self._is_remote = next(iter(sources), ""), have_urls(sources)
         self._kept: KeptIndex | None = None
         if index_cache is not None and is_kept_format(format):
             self._kept = KeptIndex(source, format, index_cache, __version__, split)
@@ -55,7 +56,8 @@ class Indexing:
         """Return the index.
 
         Args:
-            on_format: called with the format and the first file before files are indexed anew.
+            on_format: called with the format and one of the files before files are indexed anew; if
+                these are known without listing the source, before that too.
 
         Raises:
             FileNotFoundError, IoError, CorruptData, ValueError: as `listing_of`, `recognise` and
@@ -102,10 +104,14 @@ class Indexing:
 
     def _new(self, on_format: Callable[[Format, str], object]) -> Indexed:
         begun_ns, begun = time.time_ns(), time.monotonic()
+        given = self._format if os.path.isfile(self._first_source) else None
+        if given is not None:
+            on_format(given, self._first_source)
         listing = self._listing or listing_of(self._source, self._split)
         self._listing, paths = listing, list(listing.paths)
         format = self._format or self._recognised(paths)
-        on_format(format, paths[0])
+        if given is None:
+            on_format(format, paths[0])
         left_out = 0
         if self._skipped is None:
             with bar("indexing", unit="files"):

@@ -61,6 +61,8 @@ def load_over(
     file = open_path(path)
     if kind_of(file) is not Kind.TORCH:
         raise CorruptData(f"'{path}' is a safetensors file, and no checkpoint of AsyncCheckpointer's", path)
+    reader = TensorReader(options, verify, together)
+    reader.expect(file.size_bytes, first_device(targets))
     try:
         saved = unpickle_structure(open_archive(file))
     except NotPlain:
@@ -77,8 +79,6 @@ def load_over(
     filled = {place for place, leaf in tensors.items() if fits(target_of.get(place), leaf)}
     for name in strict:
         _check_strictly(path, name, saved_of, target_of, filled)
-    reader = TensorReader(options, verify, together)
-    reader.expect(file.size_bytes, first_device(targets))
     new: dict[torch.device, dict[Path, Stored]] = {}
     for place, leaf in tensors.items():
         if place in filled:
