@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 MakeBatches = Callable[[int], tuple[engine.Batches, torch.dtype]]
 
 
-# Shorter batches for a GPU share a slot of the ring, up to so many bytes. H200, GB/s of shuffled
-# records of 4 KiB in batches of 512, 128 and 32: 47, 37 and 21. With 8 MiB 34, 23 and 18, with 32
-# MiB 47, 35 and 22. With a slot for each batch: 16, 6 and 3.
-_SLOT_BYTES = 16 << 20
+# Shorter batches for a GPU share a slot of the ring, up to so many bytes. H200, twelve workers,
+# GB/s of shuffled records of 4 KiB in batches of 2048, 512, 128 and 32: 47, 43, 32 and 20. With 16
+# MiB 45, 37, 28 and 16, with 24 MiB 45, 41, 31 and 19. With a slot for each batch, and eight
+# workers, the last three had 16, 6 and 3.
+_SLOT_BYTES = 32 << 20
 
 
 class _Again:
