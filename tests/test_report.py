@@ -156,7 +156,7 @@ def test_a_slow_link_is_named(tmp_path, fake_driver):
 def over_a_busy_gpu(driver, folder, prefetch):
     fake = fake_gpu.install(driver)
     options = EngineOptions(workers=1, calibrate=False)
-    data = records(folder, 160, 1 << 20, fake_gpu.DEVICE, shuffle=False, prefetch=prefetch, options=options)
+    data = records(folder, 160, 2 << 20, fake_gpu.DEVICE, shuffle=False, prefetch=prefetch, options=options)
     return report_of(data, lambda batch: fake.fake_cuda_keep_busy(0, 30_000))
 
 
