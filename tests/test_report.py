@@ -157,7 +157,7 @@ def over_a_busy_gpu(driver, folder, prefetch):
     fake = fake_gpu.install(driver)
     options = EngineOptions(workers=1, calibrate=False)
     data = records(folder, 160, 2 << 20, fake_gpu.DEVICE, shuffle=False, prefetch=prefetch, options=options)
-    return report_of(data, lambda batch: fake.fake_cuda_keep_busy(0, 30_000))
+    return report_of(data, lambda batch: fake.fake_cuda_keep_busy(0, 60_000))
 
 
 @staged
