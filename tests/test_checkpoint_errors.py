@@ -460,7 +460,7 @@ def test_a_tensor_on_meta_is_never_read_into(tmp_path):
     gdsdata.save({"a": torch.ones(3)}, tmp_path / "x.pt")
     stored = unpickle_structure(open_archive(OpenFile(str(tmp_path / "x.pt"))))["a"]
     with pytest.raises(ValueError, match="^a is on the meta device"):
-        TensorReader(gdsdata.EngineOptions(), verify=False).tensor_into(torch.zeros(3, device="meta"), stored, "a")
+        TensorReader(gdsdata.EngineOptions(), verify=False).tensor_into(torch.zeros(3, device="meta"), stored, ("a",))
 
 
 @pytest.fixture

@@ -268,7 +268,7 @@ def test_any_part_of_a_tensor_goes_into_any_memory(tmp_path, device, box):
         memory = memory[(slice(None),) * axis + (slice(None, None, step),)]
     target = memory.permute(*torch.argsort(torch.tensor(target_order)).tolist())
     reading = TensorReader(EngineOptions(), verify=False)
-    reading.tensor_into(target, stored.box(offsets, sizes), "x")
+    reading.tensor_into(target, stored.box(offsets, sizes), ("x",))
     reading.run()
     for axis, (at, size) in enumerate(zip(offsets, sizes, strict=True)):
         saved = saved.narrow(axis, at, size)

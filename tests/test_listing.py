@@ -127,21 +127,25 @@ def test_names_the_source_that_means_no_file(tmp_path):
             listing_of([tmp_path / "a.bin", tmp_path / missing])
 
 
-@pytest.mark.parametrize("known", ["file", "files", "folder", "glob", "no format", "no file"])
-def test_the_format_is_said_before_a_list_of_files_is_looked_through(tmp_path, monkeypatch, known):
-    """Then a GPU's engine begins meanwhile, which needs one of the files."""
-    files = [str(tmp_path / name) for name in ("b.npy", "a.npy")]
-    for file in files:
-        np.save(file, np.zeros((3, 8), np.uint8))
-    steps = []
-    monkeypatch.setattr(indexing, "listing_of", lambda *some: steps.append("list") or listing_of(*some))
-    sources = {"file": files[0], "folder": tmp_path, "glob": tmp_path / "*.npy", "no file": ["nowhere", *files]}
-    source, format = sources.get(known, files), None if known == "no format" else Records("u1", (8,))
+@pytest.mark.parametrize(
+    "source, is_format_given, steps",
+    [
+        ("b.npy", True, ["format, b.npy", "list"]),
+        (["b.npy", "a.npy"], True, ["format, b.npy", "list"]),
+        (["b.npy", "a.npy"], False, ["list", "format, a.npy"]),
+        (".", True, ["list", "format, a.npy"]),
+        ("*.npy", True, ["list", "format, a.npy"]),
+    ],
+)
+def test_a_format_is_said_before_files_are_listed_if_one_is_known(
+    tmp_path, monkeypatch, source, is_format_given, steps
+):
+    """A GPU's engine begins then, which needs one of the files."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("b.npy", "a.npy"):
+        np.save(name, np.zeros((3, 8), np.uint8))
+    format, found = Records("u1", (8,)) if is_format_given else None, []
+    monkeypatch.setattr(indexing, "listing_of", lambda *some: found.append("list") or listing_of(*some))
     made = indexing.Indexing(source, format, None, None, False)
-    try:
-        _, found, _ = made.indexed(lambda format, path: steps.append((format, path)))
-    except FileNotFoundError:
-        assert known == "no file" and steps == ["list"]
-    else:
-        begins = (found, files[0] if known in ("file", "files") else files[1])
-        assert steps == ([begins, "list"] if known in ("file", "files") else ["list", begins])
+    made.indexed(lambda format, path: found.append(f"format, {os.path.basename(path)}"))
+    assert found == steps

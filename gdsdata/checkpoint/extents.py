@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Extents:
     """The reads into one device's memory."""
 
-    names: list[str | Path] = field(default_factory=list)
+    names: list[Path] = field(default_factory=list)
     records: list[Record] = field(default_factory=list)  # the record that each is a part of
     offsets: list[int] = field(default_factory=list)
     sizes_bytes: list[int] = field(default_factory=list)

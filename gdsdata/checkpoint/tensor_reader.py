@@ -75,14 +75,14 @@ class TensorReader:
         if device.type == "cuda" and size_bytes >= _BATCH_BYTES:
             engine.kept_engine(self._options, device).prepare()
 
-    def bytes_into(self, target: torch.Tensor, record: Record, offset: int, name: str | Path) -> None:
+    def bytes_into(self, target: torch.Tensor, record: Record, offset: int, name: Path) -> None:
         """Read ``target.nbytes`` bytes of a record.
 
         Args:
             target: uint8, one dimension, contiguous.
             record: the record.
             offset: of the first byte in the record.
-            name: of the tensor, or its path in a tree, for errors.
+            name: the path of the tensor in what was saved, for errors.
         """
         if not engine.reaches(target.device):  # by way of the CPU
             on_cpu = torch.empty_like(target, device="cpu")
@@ -90,7 +90,7 @@ class TensorReader:
             target = on_cpu
         self._memory_of(target, record, offset, name)
 
-    def _memory_of(self, target: torch.Tensor, record: Record, offset: int, name: str | Path) -> None:
+    def _memory_of(self, target: torch.Tensor, record: Record, offset: int, name: Path) -> None:
         """Read into the memory of a tensor without gaps, in the order of that memory."""
         size_bytes = target.nbytes
         if size_bytes == 0:
@@ -110,7 +110,7 @@ class TensorReader:
             call = self._reader_of(device, self._by_device.pop(device))
             self._begun.append(submit_or_call(self._batches, call))
 
-    def tensor_into(self, target: torch.Tensor, stored: Stored, name: str | Path) -> None:
+    def tensor_into(self, target: torch.Tensor, stored: Stored, name: Path) -> None:
         """Read a stored tensor into a tensor of its shape; cast it if dtypes differ.
 
         Values are read in place if file and ``target`` have the same dtype, and long enough
@@ -119,14 +119,14 @@ class TensorReader:
         Args:
             target: the tensor to fill.
             stored: where the values lie.
-            name: of the tensor, or its path in a tree, for errors.
+            name: the path of the tensor in what was saved, for errors.
 
         Raises:
             ValueError: ``target`` is on the meta device.
         """
         if target.is_meta:
             why = f"is on the meta device, which has no memory to read '{stored.record.path}' into"
-            raise ValueError(f"{_words(name)} {why}")
+            raise ValueError(f"{name_of(name)} {why}")
         plain = has_own_memory(target) and not (target.is_conj() or target.is_neg())
         if plain and target.dtype == stored.dtype:
             if target.stride() == stored.stride and target.is_contiguous():
@@ -145,7 +145,7 @@ class TensorReader:
         self.own_bytes += values.nbytes
         return self.afterwards(functools.partial(target.copy_, values))
 
-    def _all_of(self, target: torch.Tensor, stored: Stored, name: str | Path) -> None:
+    def _all_of(self, target: torch.Tensor, stored: Stored, name: Path) -> None:
         if engine.reaches(target.device):
             self._memory_of(target, stored.record, stored.offset, name)
         else:
@@ -159,7 +159,7 @@ class TensorReader:
         is_long = rows.size_bytes >= _PAGE_BYTES or not _is_read_with_gaps(stored, rows)
         return is_long and (device.type == "cpu" or rows.follow_in_target)  # on a GPU, one copy serves adjacent rows
 
-    def _rows_into(self, target: torch.Tensor, rows: _Rows, stored: Stored, name: str | Path) -> None:
+    def _rows_into(self, target: torch.Tensor, rows: _Rows, stored: Stored, name: Path) -> None:
         extents = self._by_device.setdefault(target.device, Extents())
         extents.names += [name] * rows.count
         extents.records += [stored.record] * rows.count
@@ -169,12 +169,12 @@ class TensorReader:
         extents.places += (begin + rows.offsets(rows.of_target)).tolist()
         extents.targets += [memory] * rows.count
 
-    def _values(self, stored: Stored, device: torch.device, name: str | Path) -> torch.Tensor:
+    def _values(self, stored: Stored, device: torch.device, name: Path) -> torch.Tensor:
         """Return a new tensor that `run` fills."""
         tight = _without_gaps(stored)
         rows = _Rows(stored, tight)
         if _is_read_with_gaps(stored, rows) or not engine.reaches(device):
-            (values,) = self.tensors({(name,) if isinstance(name, str) else name: stored}, device).values()
+            (values,) = self.tensors({name: stored}, device).values()
         else:
             values = torch.empty_strided(stored.shape, tight, dtype=stored.dtype, device=device)
             self._rows_into(values, rows, stored, name)
@@ -308,8 +308,9 @@ class TensorReader:
                 unknown.add(record.path)
             elif extents.sizes_bytes[i] == record.size_bytes and found != record.crc32:
                 raise CorruptData(
-                    f"{_words(name)} in '{record.path}', {record.size_bytes} bytes from offset {record.offset} on, has "
-                    f"the checksum {found:08x} and not {record.crc32:08x}: the file was changed since it was written",
+                    f"{name_of(name)} in '{record.path}', {record.size_bytes} bytes from offset {record.offset} on, "
+                    f"has the checksum {found:08x} and not {record.crc32:08x}: the file was changed since it was "
+                    "written",
                     record.path,
                     record.offset,
                     record.size_bytes,
@@ -369,10 +370,6 @@ class _Rows:
         for step, size in zip(steps, self.sizes, strict=True):
             found = (found[:, None] + np.arange(size, dtype=np.int64) * step).reshape(-1)
         return found
-
-
-def _words(name: str | Path) -> str:
-    return name if isinstance(name, str) else name_of(name)
 
 
 def _without_gaps(stored: Stored) -> tuple[int, ...]:

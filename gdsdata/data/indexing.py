@@ -105,7 +105,7 @@ class Indexing:
     def _new(self, on_format: Callable[[Format, str], object]) -> Indexed:
         begun_ns, begun = time.time_ns(), time.monotonic()
         given = self._format if os.path.isfile(self._first_source) else None
-        if given is not None:
+        if given is not None:  # it need not wait for the list
             on_format(given, self._first_source)
         listing = self._listing or listing_of(self._source, self._split)
         self._listing, paths = listing, list(listing.paths)

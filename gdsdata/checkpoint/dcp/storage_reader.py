@@ -200,7 +200,7 @@ class GDSStorageReader(FileSystemReader):
     ) -> None:
         check_size(item.storage_index, info, file)
         content = torch.empty(info.length, dtype=torch.uint8)
-        reader.bytes_into(content, Record(file, info.offset, info.length), 0, item.storage_index.fqn)
+        reader.bytes_into(content, Record(file, info.offset, info.length), 0, (item.storage_index.fqn,))
 
         def load() -> None:
             place = f"{item.storage_index.fqn} in '{file.path}', {info.length} bytes from offset {info.offset} on,"
@@ -216,5 +216,5 @@ def _read_tensor(item: ReadItem, stored: Stored, planner: LoadPlanner, reader: T
     name = item.storage_index.fqn
     if target.shape != item.lengths:
         raise ValueError(f"{name}: a part of {tuple(item.lengths)} was to fill a tensor of {tuple(target.shape)}")
-    reader.tensor_into(target, box, name)
+    reader.tensor_into(target, box, (name,))
     reader.afterwards(functools.partial(planner.commit_tensor, item, target))

@@ -216,7 +216,7 @@ class SafeSlice:
             return cached
         target = torch.empty(part.shape, dtype=part.dtype, device=device)
         reader = TensorReader(self._options, verify=False)
-        reader.tensor_into(target, part, self.name)
+        reader.tensor_into(target, part, (self.name,))
         reader.run()
         return target
 

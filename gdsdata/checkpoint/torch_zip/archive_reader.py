@@ -89,7 +89,7 @@ class _Storages:
             if engine.reaches(device):
                 tensor = new_tensor(stored.shape, stored.stride, stored.dtype, device)
                 self._made[saved.key] = saved, tensor
-                self._reader.bytes_into(tensor, stored.record, 0, f"storage {saved.key}")
+                self._reader.bytes_into(tensor, stored.record, 0, (f"storage {saved.key}",))
                 return tensor.requires_grad_() if requires_grad else tensor
         return rebuilt(self._storage(saved), stored, requires_grad)
 
@@ -111,7 +111,9 @@ class _Storages:
         if known != saved or made is None:
             made = new_storage(saved.size_bytes, self._device_of(saved))
             self._made[saved.key] = saved, made
-            self._reader.bytes_into(bytes_of_storage(made), self._archive.record_of(saved), 0, f"storage {saved.key}")
+            self._reader.bytes_into(
+                bytes_of_storage(made), self._archive.record_of(saved), 0, (f"storage {saved.key}",)
+            )
         return made.untyped_storage() if isinstance(made, torch.Tensor) else made
 
 

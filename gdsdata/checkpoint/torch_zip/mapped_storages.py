@@ -126,7 +126,9 @@ class _MappedStorages:
                 if size_bytes > _AHEAD_BYTES and self._read:
                     break
                 storage = new_storage(saved.size_bytes, torch.device("cpu"))
-                reader.bytes_into(bytes_of_storage(storage), self._archive.record_of(saved), 0, f"storage {saved.key}")
+                reader.bytes_into(
+                    bytes_of_storage(storage), self._archive.record_of(saved), 0, (f"storage {saved.key}",)
+                )
                 self._read.append(storage)
                 self._read_count += 1
         except BaseException:
