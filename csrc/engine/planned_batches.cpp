@@ -1,6 +1,7 @@
 #include "engine/planned_batches.h"
 
 #include <string>
+#include <utility>
 
 #include "base/error.h"
 
@@ -24,23 +25,29 @@ void PlannedBatches::add(std::span<const int32_t> files, std::span<const int64_t
       throw Failure({ErrorCode::kInvalidArgument, "no file has the index " + std::to_string(file)});
     }
   }
+  const std::lock_guard lock(mutex_);
+  if (added_.sizes.empty()) {  // all of its samples were taken
+    added_.files.clear();
+    added_.offsets.clear();
+    added_.taken = 0;
+  }
   // Allocations come first.
-  files_.reserve(files_.size() + files.size());
-  offsets_.reserve(offsets_.size() + offsets.size());
-  sizes_.insert(sizes_.end(), sizes.begin(), sizes.end());
-  files_.erase(files_.begin(), files_.begin() + static_cast<ptrdiff_t>(taken_));
-  offsets_.erase(offsets_.begin(), offsets_.begin() + static_cast<ptrdiff_t>(taken_));
-  taken_ = 0;
-  files_.insert(files_.end(), files.begin(), files.end());
-  offsets_.insert(offsets_.end(), offsets.begin(), offsets.end());
+  added_.files.reserve(added_.files.size() + files.size());
+  added_.offsets.reserve(added_.offsets.size() + offsets.size());
+  added_.sizes.insert(added_.sizes.end(), sizes.begin(), sizes.end());
+  added_.files.insert(added_.files.end(), files.begin(), files.end());
+  added_.offsets.insert(added_.offsets.end(), offsets.begin(), offsets.end());
 }
 
 PlannedBatches::Batch PlannedBatches::take() {
-  const size_t samples = sizes_.front();
-  sizes_.pop_front();
-  const size_t first = taken_;
-  taken_ += samples;
-  return {std::span(files_).subspan(first, samples), std::span(offsets_).subspan(first, samples)};
+  if (taken_.sizes.empty()) {
+    const std::lock_guard lock(mutex_);
+    std::swap(taken_, added_);
+  }
+  const size_t samples = taken_.sizes.front();
+  taken_.sizes.pop_front();
+  const size_t first = std::exchange(taken_.taken, taken_.taken + samples);
+  return {std::span(taken_.files).subspan(first, samples), std::span(taken_.offsets).subspan(first, samples)};
 }
 
 }  // namespace gdsdata

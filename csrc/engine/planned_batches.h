@@ -4,11 +4,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <mutex>
 #include <span>
 #include <vector>
 
 namespace gdsdata {
 
+// One thread at a time takes batches. Others add some meanwhile, and do not wait for it.
 class PlannedBatches {
  public:
   struct Batch {  // the file's index and the offset in it, of each sample
@@ -20,15 +22,20 @@ class PlannedBatches {
   // sizes do not add up, or if a file is not below `file_count`. Adds all of them, or none.
   void add(std::span<const int32_t> files, std::span<const int64_t> offsets, std::span<const int64_t> sizes,
            size_t most_samples, size_t file_count);
-  bool empty() const { return sizes_.empty(); }
-  // Takes the first batch. It stays valid until more are added.
+  // Takes the first batch, which was added before. It stays valid until the next one is taken.
   Batch take();
 
  private:
-  std::deque<size_t> sizes_;
-  std::vector<int32_t> files_;
-  std::vector<int64_t> offsets_;
-  size_t taken_ = 0;  // samples, in files_ and offsets_
+  struct Batches {
+    std::deque<size_t> sizes;
+    std::vector<int32_t> files;
+    std::vector<int64_t> offsets;
+    size_t taken = 0;  // samples, in files and offsets
+  };
+
+  Batches taken_;  // from, until it is empty
+  std::mutex mutex_;
+  Batches added_;  // guarded by mutex_
 };
 
 }  // namespace gdsdata

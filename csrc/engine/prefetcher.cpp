@@ -34,10 +34,11 @@ class Prefetcher::Core : public std::enable_shared_from_this<Core> {
     GroupResult result;  // valid when the slot is ready
   };
 
-  // Here or on the thread for it. The caller holds neither planning_ nor mutex_.
+  // Here or on the thread for it. The caller holds neither filling_ nor mutex_.
   void have_slots_filled();
-  // The caller holds planning_, but not mutex_.
+  // The caller holds filling_, but not mutex_.
   void fill_free_slots();
+  bool half_is_ready() const;  // of the samples that the ring can hold. The caller holds mutex_.
   void fill(Engine& engine, size_t index, bool patient);
   void submit(Engine& engine, size_t index, bool patient, std::span<const int32_t> files,
               std::span<const int64_t> offsets);
@@ -60,11 +61,11 @@ class Prefetcher::Core : public std::enable_shared_from_this<Core> {
   const std::shared_ptr<BufferPool> pool_;
   const std::shared_ptr<Residence> residence_;
 
-  // Held while slots are filled, which allocates memory, so workers never take it. Lock it before
-  // mutex_. Guards planned batches that are not in a slot yet and, except for its result, a slot
-  // that is being filled.
-  std::mutex planning_;
   PlannedBatches planned_;
+  // Held while slots are filled, which allocates memory, so workers never take it. Lock it before
+  // mutex_. Guards what is taken of planned_ and, except for its result, a slot that is being
+  // filled.
+  std::mutex filling_;
   std::unique_ptr<Gatherer> gatherer_;  // set when the residence is ready
 
   // Nothing is allocated under it, because workers take it. Guards the members that follow, and
@@ -78,7 +79,7 @@ class Prefetcher::Core : public std::enable_shared_from_this<Core> {
   Ring ring_;
   std::atomic<bool> head_ready_{false};  // ring_.head_ready(), readable without the lock
   std::vector<Slot> slots_;
-  size_t planned_batches_ = 0;  // how many planned_ has
+  size_t planned_batches_ = 0;  // how many planned_ has, but for those that are being added
   PrefetchStatistics statistics_;
   uint64_t calls_ = 0;       // calls of next() that found a planned batch
   uint64_t ready_seen_ = 0;  // sum of the batches ready at each of these calls
@@ -87,7 +88,7 @@ class Prefetcher::Core : public std::enable_shared_from_this<Core> {
 
   // Fills the slots of a GPU: to submit the samples of 8 MiB takes the consumer half as long as the
   // link needs for them. Null: the consumer fills them. close() ends it, because it uses this.
-  std::unique_ptr<RepeatedCall> filling_;
+  std::unique_ptr<RepeatedCall> filler_;
 };
 
 Prefetcher::Core::Core(std::shared_ptr<Engine> engine, std::shared_ptr<FileTable> files,
@@ -111,8 +112,8 @@ Prefetcher::Core::Core(std::shared_ptr<Engine> engine, std::shared_ptr<FileTable
   }
   if (engine_->device()->host_addressable()) return;
   try {
-    filling_ = std::make_unique<RepeatedCall>([this] {
-      const std::lock_guard planning(planning_);
+    filler_ = std::make_unique<RepeatedCall>([this] {
+      const std::lock_guard filling(filling_);
       fill_free_slots();
     });
   } catch (const std::system_error&) {  // no thread is available
@@ -120,39 +121,46 @@ Prefetcher::Core::Core(std::shared_ptr<Engine> engine, std::shared_ptr<FileTable
 }
 
 void Prefetcher::Core::have_slots_filled() {
-  if (filling_ != nullptr) return filling_->request();
-  const std::lock_guard planning(planning_);
+  if (filler_ != nullptr) return filler_->request();
+  const std::lock_guard filling(filling_);
   fill_free_slots();
 }
 
 void Prefetcher::Core::plan(std::span<const int32_t> files, std::span<const int64_t> offsets,
                             std::span<const int64_t> sizes) {
-  std::unique_lock planning(planning_);
   planned_.add(files, offsets, sizes, options_.batch_samples, files_->size());
   {
     const std::lock_guard lock(mutex_);
     planned_batches_ += sizes.size();
   }
-  planning.unlock();
   have_slots_filled();
 }
 
 void Prefetcher::Core::fill_free_slots() {
-  while (!planned_.empty()) {
+  while (true) {
     std::shared_ptr<Engine> engine;
     std::optional<size_t> index;
     bool patient = false;
     {
       const std::lock_guard lock(mutex_);
-      if (closed_) return;
+      if (closed_ || planned_batches_ == 0) return;
       index = ring_.acquire();
       if (!index) return;
       --planned_batches_;
       engine = engine_;
-      patient = 2 * ring_.count(Ring::State::kReady) >= ring_.slots();
+      patient = half_is_ready();
     }
     fill(*engine, *index, patient);
   }
+}
+
+// An epoch may begin with short batches, so samples are counted, and not slots.
+bool Prefetcher::Core::half_is_ready() const {
+  size_t samples = 0;
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    if (ring_.state(i) == Ring::State::kReady) samples += slots_[i].samples;
+  }
+  return 2 * samples >= slots_.size() * options_.batch_samples;
 }
 
 void Prefetcher::Core::fill(Engine& engine, size_t index, bool patient) {
@@ -337,8 +345,8 @@ uint64_t Prefetcher::Core::progress() const {
 
 Error Prefetcher::Core::stall_of(std::optional<size_t> head) {
   const std::string waited = "no read has ended for " + std::to_string(options_.stall_timeout.count()) + " ms; ";
-  const std::unique_lock planning(planning_, std::try_to_lock);  // with it, the head's request is complete
-  if (!head || !planning) return {ErrorCode::kStalled, waited + "the next batch could not begin: does the GPU answer?"};
+  const std::unique_lock filling(filling_, std::try_to_lock);  // with it, the head's request is complete
+  if (!head || !filling) return {ErrorCode::kStalled, waited + "the next batch could not begin: does the GPU answer?"};
   // It was submitted to the engine, because gathered batches are ready at once.
   const Transfer& first = slots_[*head].group->request().transfers.front();
   return {ErrorCode::kStalled,
@@ -356,7 +364,7 @@ void Prefetcher::Core::close() {
     planned_batches_ = 0;
     changed_.notify_all();
   }
-  if (filling_ != nullptr) filling_->end();
+  if (filler_ != nullptr) filler_->end();
   for (size_t i = 0; i < slots_.size(); ++i) {  // no slot is being filled now
     std::shared_ptr<DeviceBuffer> released;
     const std::lock_guard lock(mutex_);

@@ -22,6 +22,7 @@ void segment(std::span<const Transfer> transfers, Direction direction, Conversio
   const uint64_t segment_bytes =
       std::min(is_write ? limits.write_bytes : limits.read_bytes, std::max(tuning::kLeastSegmentBytes, share_bytes));
   const uint64_t part_bytes = longest_part_bytes(segment_bytes, limits.request_bytes);
+  result.parts.reserve(transfers.size());
   uint64_t joined_bytes = 0;
   for (const Transfer& transfer : transfers) {
     joined_bytes = split(transfer, part_bytes, conversion, result.parts, is_write ? joined_bytes : 0);

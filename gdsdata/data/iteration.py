@@ -113,7 +113,7 @@ class Iteration:
         prints = self.reporter if self.reporter.is_on else None
 
         def plan() -> None:
-            """Plan ahead. The first plan is short, because the first batch waits for it."""
+            """Plan ahead. The first plan is short, because the first batch waits for it alone."""
             nonlocal planned, plan_batches, due
             if reach is not None:
                 reach(int(numbers[done]))
@@ -138,7 +138,7 @@ class Iteration:
             while done < total:
                 leave_if_daemon()
                 check_ranks()
-                if done and done >= due:
+                if done >= due:  # the second plan is made while the first batch is read
                     plan()
                 if is_profiling():
                     with marked("gdsdata: waiting for a batch"):

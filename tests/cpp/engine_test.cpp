@@ -664,6 +664,54 @@ TEST_F(PrefetcherTest, AnInterruptedWaitLosesNoBatch) {
   expect(*prefetcher->next({}), &samples[1]);
 }
 
+// A ring of four slots over long segments. The batches are of 1 to kMost samples of 1 MiB.
+class LongSegments : public ::testing::Test {
+ protected:
+  static constexpr uint64_t kRecord = 1 << 20, kSegment = 8 * kRecord;
+  static constexpr int64_t kMost = 64;
+
+  LongSegments() {
+    EngineOptions options;
+    options.workers = 4;
+    options.segment_bytes = kSegment;
+    engine_ = std::make_shared<Engine>(options, host_device());
+    PrefetchOptions of_batches;
+    of_batches.slots = 4;
+    of_batches.sample_bytes = kRecord;
+    of_batches.batch_samples = kMost;
+    const auto pool = std::make_shared<BufferPool>(engine_->device(), kRecord * kMost + Prefetcher::kPlacementBytes,
+                                                   of_batches.slots + 2);
+    const std::string path = folder_.write("a", Bytes(kRecord * kMost));
+    prefetcher_ = std::make_unique<Prefetcher>(engine_, table_of({path}), pool, of_batches);
+  }
+  // Plans batches, and returns each worker's spans when all are ready.
+  std::vector<Spans> read(const std::vector<int64_t>& sizes, size_t ready) {
+    std::vector<int64_t> offsets;
+    for (const int64_t size : sizes) {
+      for (int64_t i = 0; i < size; ++i) offsets.push_back(i * int64_t{kRecord});
+    }
+    engine_->begin_spans(1000);
+    prefetcher_->plan(std::vector<int32_t>(offsets.size()), offsets, sizes);
+    while (prefetcher_->statistics().ready < ready) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    return engine_->end_spans();
+  }
+  // How many workers read a long batch while three of these sizes are ready.
+  size_t workers_behind(const std::vector<int64_t>& sizes) {
+    read({1, sizes[0], sizes[1], sizes[2]}, 4);
+    prefetcher_->next({});
+    const std::vector<Spans> spans = read({kMost}, 4);
+    return static_cast<size_t>(std::count_if(spans.begin(), spans.end(), [](auto& of) { return !of.spans.empty(); }));
+  }
+
+  TemporaryFolder folder_;
+  std::shared_ptr<Engine> engine_;
+  std::unique_ptr<Prefetcher> prefetcher_;
+};
+
+TEST_F(LongSegments, AreReadByOneWorkerWhileHalfOfTheRingIsReady) { EXPECT_EQ(workers_behind({64, 64, 1}), 1u); }
+
+TEST_F(LongSegments, AreReadByAllWorkersWhileReadyBatchesAreShort) { EXPECT_GT(workers_behind({1, 1, 1}), 1u); }
+
 TEST_F(PrefetcherTest, RefusesAPlanThatDoesNotFit) {
   const auto prefetcher = make(make_engine(), 2);
   EXPECT_EQ(error_of([&] { plan(*prefetcher, {0, 1, 2}, {3}); }).code, ErrorCode::kInvalidArgument);
