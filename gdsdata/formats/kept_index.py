@@ -18,7 +18,6 @@ import contextlib
 import errno
 import fcntl
 import hashlib
-import json
 import math
 import os
 import random
@@ -82,10 +81,10 @@ class KeptIndex:
         sources = sources_of(source)
         are_remote = have_urls(sources)
         sources = [one if is_remote(one) else absolute(one) for one in sources] if are_remote else absolutes(sources)
-        said = json.dumps([version, None if format is None else repr(format), sources, split])
         folder_of = caches.folder_of_objects if are_remote else caches.folder_of
         self._folder = folder_of(where, KIND)
-        digest = hashlib.sha256(said.encode(errors="surrogateescape")).hexdigest()[:32]
+        said = "\0".join([version, repr(format), repr(split), *sources])
+        digest = hashlib.sha256(said.encode(errors="surrogatepass")).hexdigest()[:32]
         self._place = os.path.join(self._folder, f"{digest}.gdsdata-index")
         self._is_used = False  # found or written by this process
 
