@@ -42,7 +42,11 @@ void PlannedBatches::add(std::span<const int32_t> files, std::span<const int64_t
 PlannedBatches::Batch PlannedBatches::take() {
   if (taken_.sizes.empty()) {
     const std::lock_guard lock(mutex_);
-    std::swap(taken_, added_);
+    // One by one, because a deque that is moved allocates.
+    taken_.sizes.swap(added_.sizes);
+    taken_.files.swap(added_.files);
+    taken_.offsets.swap(added_.offsets);
+    std::swap(taken_.taken, added_.taken);
   }
   const size_t samples = taken_.sizes.front();
   taken_.sizes.pop_front();

@@ -698,6 +698,7 @@ class LongSegments : public ::testing::Test {
   // How many workers read a long batch while three of these sizes are ready.
   size_t workers_behind(const std::vector<int64_t>& sizes) {
     read({1, sizes[0], sizes[1], sizes[2]}, 4);
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));  // all workers sleep
     prefetcher_->next({});
     const std::vector<Spans> spans = read({kMost}, 4);
     return static_cast<size_t>(std::count_if(spans.begin(), spans.end(), [](auto& of) { return !of.spans.empty(); }));
