@@ -26,32 +26,32 @@ void PlannedBatches::add(std::span<const int32_t> files, std::span<const int64_t
     }
   }
   const std::lock_guard lock(mutex_);
-  if (added_.sizes.empty()) {  // all of its samples were taken
-    added_.files.clear();
-    added_.offsets.clear();
-    added_.taken = 0;
+  if (back_.sizes.empty()) {  // all of its samples were taken
+    back_.files.clear();
+    back_.offsets.clear();
+    back_.taken = 0;
   }
   // Allocations come first.
-  added_.files.reserve(added_.files.size() + files.size());
-  added_.offsets.reserve(added_.offsets.size() + offsets.size());
-  added_.sizes.insert(added_.sizes.end(), sizes.begin(), sizes.end());
-  added_.files.insert(added_.files.end(), files.begin(), files.end());
-  added_.offsets.insert(added_.offsets.end(), offsets.begin(), offsets.end());
+  back_.files.reserve(back_.files.size() + files.size());
+  back_.offsets.reserve(back_.offsets.size() + offsets.size());
+  back_.sizes.insert(back_.sizes.end(), sizes.begin(), sizes.end());
+  back_.files.insert(back_.files.end(), files.begin(), files.end());
+  back_.offsets.insert(back_.offsets.end(), offsets.begin(), offsets.end());
 }
 
 PlannedBatches::Batch PlannedBatches::take() {
-  if (taken_.sizes.empty()) {
+  if (front_.sizes.empty()) {
     const std::lock_guard lock(mutex_);
     // One by one, because a deque that is moved allocates.
-    taken_.sizes.swap(added_.sizes);
-    taken_.files.swap(added_.files);
-    taken_.offsets.swap(added_.offsets);
-    std::swap(taken_.taken, added_.taken);
+    front_.sizes.swap(back_.sizes);
+    front_.files.swap(back_.files);
+    front_.offsets.swap(back_.offsets);
+    std::swap(front_.taken, back_.taken);
   }
-  const size_t samples = taken_.sizes.front();
-  taken_.sizes.pop_front();
-  const size_t first = std::exchange(taken_.taken, taken_.taken + samples);
-  return {std::span(taken_.files).subspan(first, samples), std::span(taken_.offsets).subspan(first, samples)};
+  const size_t samples = front_.sizes.front();
+  front_.sizes.pop_front();
+  const size_t first = std::exchange(front_.taken, front_.taken + samples);
+  return {std::span(front_.files).subspan(first, samples), std::span(front_.offsets).subspan(first, samples)};
 }
 
 }  // namespace gdsdata

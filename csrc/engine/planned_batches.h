@@ -26,16 +26,16 @@ class PlannedBatches {
   Batch take();
 
  private:
-  struct Batches {
+  struct Queue {
     std::deque<size_t> sizes;
     std::vector<int32_t> files;
     std::vector<int64_t> offsets;
     size_t taken = 0;  // samples, in files and offsets
   };
 
-  Batches taken_;  // from, until it is empty
+  Queue front_;  // is taken from. When it is empty, the two are swapped
   std::mutex mutex_;
-  Batches added_;  // guarded by mutex_
+  Queue back_;  // is added to. Guarded by mutex_
 };
 
 }  // namespace gdsdata

@@ -63,7 +63,7 @@ class Prefetcher::Core : public std::enable_shared_from_this<Core> {
 
   PlannedBatches planned_;
   // Held while slots are filled, which allocates memory, so workers never take it. Lock it before
-  // mutex_. Guards what is taken of planned_ and, except for its result, a slot that is being
+  // mutex_. Guards calls of planned_.take() and, except for its result, a slot that is being
   // filled.
   std::mutex filling_;
   std::unique_ptr<Gatherer> gatherer_;  // set when the residence is ready
