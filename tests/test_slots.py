@@ -10,7 +10,8 @@ import torch
 from helpers import exit_code_of_fork, grouped, in_new_process, write_records
 
 from gdsdata import EngineOptions, GDSDataset
-from gdsdata.data.batches.ring import batches_in_slot
+from gdsdata.data.batches import ring
+from gdsdata.data.batches.ring import RingReader, batches_in_slot
 from gdsdata.errors import CorruptData, EngineClosed
 from gdsdata.formats import Records
 
@@ -164,3 +165,24 @@ def test_a_batch_may_be_changed_while_another_of_its_slot_is_needed_for_a_backwa
     (loss + products).backward()
     assert np.array_equal(first.cpu().numpy(), records[:BATCH])
     assert np.array_equal(second.cpu().numpy(), records[BATCH : 2 * BATCH] + np.uint8(1))
+
+
+@pytest.mark.parametrize("batches, planned", [(4, [4]), (20, [4, 8])])
+def test_the_second_plan_is_made_before_the_first_batch_is_waited_for(tmp_path, monkeypatch, batches, planned):
+    write_records(tmp_path / "0.bin", batches * BATCH, RECORD_BYTES)
+    so_far: list[int] = []
+    before_first: list[int] = []
+    plan, taking = RingReader.plan, ring._taking
+
+    def noted_plan(reader, samples, sizes):
+        so_far.append(len(sizes))
+        plan(reader, samples, sizes)
+
+    def noted_taking(*arguments):
+        take = taking(*arguments)
+        return lambda: before_first.extend(so_far) or take()
+
+    monkeypatch.setattr(RingReader, "plan", noted_plan)
+    monkeypatch.setattr(ring, "_taking", noted_taking)
+    next(iter(read(tmp_path, "cpu")))
+    assert before_first == planned
