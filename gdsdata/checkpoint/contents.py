@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gdsdata.checkpoint import safetensors_file
 from gdsdata.checkpoint.explanations import empty_file, foreign_file
 from gdsdata.checkpoint.open_file import HEAD_BYTES, OpenFile
 from gdsdata.checkpoint.tensor_reader import TensorReader
@@ -72,11 +71,12 @@ def contents_of(
         make_reader: called if all of the file has to be read.
         weights_only: as in `torch.load`.
     """
-    if kind is Kind.INDEX:
-        return Contents(safetensors_file.read_index(file), _unchanged)
-    if kind is Kind.SAFETENSORS:
-        return Contents(safetensors_file.read_header(file), _unchanged)
-    from gdsdata.checkpoint.torch_zip import torch_file  # so that a first load of another format takes 5 ms less
+    if kind is not Kind.TORCH:  # each format's modules late: a first load of another one takes some ms less
+        from gdsdata.checkpoint import safetensors_file
+
+        read = safetensors_file.read_index if kind is Kind.INDEX else safetensors_file.read_header
+        return Contents(read(file), _unchanged)
+    from gdsdata.checkpoint.torch_zip import torch_file
 
     value, stored_of = torch_file.contents_of(file, device, make_reader, weights_only)
     return Contents(value, stored_of or _unchanged)

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from gdsdata.checkpoint.open_file import OpenFile
 from gdsdata.checkpoint.stored import Record
-from gdsdata.checkpoint.torch_zip import torch_config
 from gdsdata.checkpoint.torch_zip.file_slice import FileSlice
 from gdsdata.checkpoint.torch_zip.unpickling import NotPlain, SavedStorage, StorageReferences, storages_of
 from gdsdata.errors import CorruptData
@@ -101,8 +100,12 @@ def open_slice(archive: FileSlice) -> Archive:
         record = records[prefix + name]
         return archive.at(record.offset - archive.begin, min(record.size_bytes, most_bytes))
 
-    says_order = prefix + "byteorder" in records
-    order = content("byteorder", _MOST_BYTE_ORDER_BYTES) if says_order else torch_config.assumed_byte_order()
+    if prefix + "byteorder" in records:
+        order = content("byteorder", _MOST_BYTE_ORDER_BYTES)
+    else:
+        from gdsdata.checkpoint.torch_zip import torch_config  # late: it takes 2 ms, and few files need it
+
+        order = torch_config.assumed_byte_order()
     if order != sys.byteorder.encode():
         raise NotPlain(f"its byte order is {order.decode(errors='replace')}")
     pickled = content("data.pkl", archive.size_bytes)
