@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cstring>
 #include <utility>
 
 #include "base/copy.h"
@@ -15,13 +16,33 @@ namespace gdsdata {
 
 namespace {
 
-// Records lie in random places, which no hardware prefetcher predicts.
-void prefetch(const std::byte* memory, uint64_t length) {
-  constexpr uint64_t kLineBytes = 64;
+constexpr uint64_t kLineBytes = 64;
+
+// The bytes of a later copy to prefetch. Records lie in random places, which no hardware prefetcher
+// predicts.
+std::span<const std::byte> prefetched_part(const Mapping& mapping, const Transfer& transfer) {
+  return {mapping.data() + transfer.offset, std::min(transfer.length, tuning::kPrefetchedBytes)};
+}
+
+void prefetch_line(const std::byte* line) {
   constexpr int kForReading = 0, kIntoSecondLevel = 2;
-  for (uint64_t i = 0; i < std::min(length, tuning::kPrefetchedBytes); i += kLineBytes) {
-    __builtin_prefetch(memory + i, kForReading, kIntoSecondLevel);
+  __builtin_prefetch(line, kForReading, kIntoSecondLevel);
+}
+
+void prefetch(std::span<const std::byte> memory) {
+  for (uint64_t i = 0; i < memory.size(); i += kLineBytes) prefetch_line(memory.data() + i);
+}
+
+// Prefetches one line of `later` for each line that it copies. A burst of requests for all of them
+// would hold up the copy (docs/design-decisions.md).
+void copy_and_prefetch(std::byte* to, const std::byte* from, uint64_t bytes, std::span<const std::byte> later) {
+  uint64_t done = 0;
+  for (; done + kLineBytes <= bytes && done < later.size(); done += kLineBytes) {
+    prefetch_line(later.data() + done);
+    std::memcpy(to + done, from + done, kLineBytes);
   }
+  if (done < later.size()) prefetch(later.subspan(done));
+  std::memcpy(to + done, from + done, bytes - done);
 }
 
 bool resident(File& file, Mapping& mapping, const Transfer& transfer) {
@@ -149,19 +170,24 @@ std::optional<Error> PageCache::copy_mapped(Conversion conversion, bool past_cac
   unsure_.clear();
   const long major_faults = count_major_faults();
   for (size_t i = 0; i < copies_.size(); ++i) {
+    std::span<const std::byte> later;
     if (i + tuning::kPrefetchedRecords < copies_.size()) {
-      const Copy& later = copies_[i + tuning::kPrefetchedRecords];
-      prefetch(later.mapping->data() + later.transfer->offset, later.transfer->length);
+      const Copy& one = copies_[i + tuning::kPrefetchedRecords];
+      later = prefetched_part(*one.mapping, *one.transfer);
     }
     const Copy& copy = copies_[i];
+    const uint64_t length = copy.transfer->length;
     MappingGuard guard(*copy.mapping);
     const std::byte* bytes_there = copy.mapping->data() + copy.transfer->offset;
-    if (past_caches && conversion == Conversion::kNone) {
-      copy_bytes(copy.transfer->memory, bytes_there, copy.transfer->length);
+    const bool streams = past_caches && conversion == Conversion::kNone && length >= tuning::kStreamedCopyBytes;
+    if (conversion == Conversion::kNone && !streams) {
+      copy_and_prefetch(copy.transfer->memory, bytes_there, length, later);
     } else {
-      convert(conversion, copy.transfer->memory, bytes_there, copy.transfer->length);
+      prefetch(later);
+      streams ? copy_bytes(copy.transfer->memory, bytes_there, length)
+              : convert(conversion, copy.transfer->memory, bytes_there, length);
     }
-    bytes[copy.route] += copy.transfer->length;
+    bytes[copy.route] += length;
     if (!is_surely_whole(*copy.mapping, *copy.transfer)) unsure_.push_back(copy);
   }
   if (count_major_faults() > major_faults) {  // pages were evicted
