@@ -179,13 +179,14 @@ std::optional<Error> PageCache::copy_mapped(Conversion conversion, bool past_cac
     const uint64_t length = copy.transfer->length;
     MappingGuard guard(*copy.mapping);
     const std::byte* bytes_there = copy.mapping->data() + copy.transfer->offset;
-    const bool streams = past_caches && conversion == Conversion::kNone && length >= tuning::kStreamedCopyBytes;
-    if (conversion == Conversion::kNone && !streams) {
-      copy_and_prefetch(copy.transfer->memory, bytes_there, length, later);
-    } else {
+    if (conversion != Conversion::kNone) {
       prefetch(later);
-      streams ? copy_bytes(copy.transfer->memory, bytes_there, length)
-              : convert(conversion, copy.transfer->memory, bytes_there, length);
+      convert(conversion, copy.transfer->memory, bytes_there, length);
+    } else if (past_caches && length >= tuning::kStreamedCopyBytes) {
+      prefetch(later);
+      copy_bytes(copy.transfer->memory, bytes_there, length);
+    } else {
+      copy_and_prefetch(copy.transfer->memory, bytes_there, length, later);
     }
     bytes[copy.route] += length;
     if (!is_surely_whole(*copy.mapping, *copy.transfer)) unsure_.push_back(copy);
