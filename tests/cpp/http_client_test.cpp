@@ -153,6 +153,9 @@ TEST(HttpClient, ItsReactorsShareAllConnections) {
 }
 
 TEST(HttpClient, AForkedChildHasItsParentsOptions) {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "TSan starts no thread in a forked child";
+#endif
   if (CurlApi::get() == nullptr) GTEST_SKIP() << CurlApi::refusal();
   HttpOptions options;
   options.connections = 3;
