@@ -66,7 +66,6 @@ class Prefetcher::Core : public std::enable_shared_from_this<Core> {
   // mutex_. Guards calls of planned_.take() and, except for its result, a slot that is being
   // filled.
   std::mutex filling_;
-  std::unique_ptr<Gatherer> gatherer_;  // set when the residence is ready
 
   // Nothing is allocated under it, because workers take it. Guards the members that follow, and
   // slots that are ready or free.
@@ -103,6 +102,9 @@ Prefetcher::Core::Core(std::shared_ptr<Engine> engine, std::shared_ptr<FileTable
   if (pool_->buffer_bytes() <
       result_bytes(options_.conversion, options_.sample_bytes * options_.batch_samples) + kPlacementBytes) {
     throw Failure({ErrorCode::kInvalidArgument, "the pool's buffers are smaller than a batch"});
+  }
+  if (residence_ != nullptr && residence_->most_samples() < options_.batch_samples) {
+    throw Failure({ErrorCode::kInvalidArgument, "the residence gathers fewer samples at a time than a batch has"});
   }
   for (Slot& slot : slots_) {
     GroupRequest request;
@@ -215,9 +217,8 @@ void Prefetcher::Core::submit(Engine& engine, size_t index, bool patient, std::s
 }
 
 void Prefetcher::Core::gather(Slot& slot, std::span<const int32_t> files, std::span<const int64_t> offsets) {
-  if (gatherer_ == nullptr) gatherer_ = std::make_unique<Gatherer>(residence_, options_.batch_samples);
   std::byte* memory = slot.buffer->data() + slot.offset;
-  slot.result.copies = {gatherer_->gather(memory, files, offsets, options_.sample_bytes, slot.buffer->uses)};
+  slot.result.copies = {residence_->gather(memory, files, offsets, options_.sample_bytes, slot.buffer->uses)};
   slot.result.bytes[Route::kPinnedCache] += files.size() * options_.sample_bytes;
 }
 

@@ -9,8 +9,20 @@
 
 namespace gdsdata {
 
-Residence::Residence(std::shared_ptr<Device> device, std::shared_ptr<FileTable> files)
-    : device_(std::move(device)), files_(std::move(files)), thread_([this] { register_files(); }) {}
+namespace {
+
+size_t gathers_in_flight(size_t most_samples) {
+  const size_t fit = tuning::kGatherAddressBytes / (most_samples * sizeof(uint64_t));
+  return std::clamp(fit, tuning::kGatherStreams, tuning::kMostGathersInFlight);
+}
+
+}  // namespace
+
+Residence::Residence(std::shared_ptr<Device> device, std::shared_ptr<FileTable> files, size_t most_samples)
+    : device_(std::move(device)),
+      files_(std::move(files)),
+      most_samples_(most_samples),
+      thread_([this] { register_files(); }) {}
 
 Residence::~Residence() {
   stop_ = true;
@@ -41,7 +53,9 @@ void Residence::register_files() {
     if (!stop_) device_->make_stream()->gather(nullptr, nullptr, 0,
                                                0);  // compiles the kernel before the first batch
     for (uint32_t i = 0; i < files_->size() && !stop_; ++i) register_file(i);
-    if (!stop_) ready_.store(true, std::memory_order_release);
+    if (stop_) return;
+    gatherer_ = std::make_unique<Gatherer>(*this, most_samples_);
+    ready_.store(true, std::memory_order_release);
   } catch (const Failure& failure) {
     std::lock_guard lock(mutex_);
     error_ = failure.error();
@@ -77,12 +91,20 @@ void Residence::pause(std::chrono::nanoseconds time) {
   changed_.wait_for(lock, time, [this] { return stop_.load(); });
 }
 
-Gatherer::Gatherer(std::shared_ptr<Residence> residence, size_t batch_samples)
-    : residence_(std::move(residence)),
-      batch_samples_(batch_samples),
-      addresses_(residence_->device().allocate_pinned(kInFlight * batch_samples * sizeof(uint64_t))),
-      ended_(kInFlight),
-      stream_(residence_->device().make_stream()) {}
+std::shared_ptr<Event> Residence::gather(std::byte* target, std::span<const int32_t> files,
+                                         std::span<const int64_t> offsets, uint64_t sample_bytes,
+                                         const Events& before) {
+  std::lock_guard lock(gathering_);
+  return gatherer_->gather(target, files, offsets, sample_bytes, before);
+}
+
+Gatherer::Gatherer(const Residence& residence, size_t most_samples)
+    : residence_(residence),
+      most_samples_(most_samples),
+      ended_(gathers_in_flight(most_samples)),
+      addresses_(residence_.device().allocate_pinned(ended_.size() * most_samples * sizeof(uint64_t))) {
+  for (auto& stream : streams_) stream = residence_.device().make_stream();
+}
 
 Gatherer::~Gatherer() {
   for (const auto& event : ended_) {
@@ -97,28 +119,29 @@ std::shared_ptr<Event> Gatherer::gather(std::byte* target, std::span<const int32
                                         std::span<const int64_t> offsets, uint64_t sample_bytes, const Events& before) {
   std::shared_ptr<Event>& ended = ended_[next_];
   if (ended != nullptr) ended->wait();
-  auto* addresses = reinterpret_cast<uint64_t*>(addresses_->data()) + next_ * batch_samples_;
+  auto* addresses = reinterpret_cast<uint64_t*>(addresses_->data()) + next_ * most_samples_;
   for (size_t i = 0; i < files.size(); ++i) {
     const auto file = static_cast<uint32_t>(files[i]);
     const auto offset = static_cast<uint64_t>(offsets[i]);
-    addresses[i] = residence_->address(file, offset, sample_bytes);
+    addresses[i] = residence_.address(file, offset, sample_bytes);
     if (addresses[i] == 0) {
-      const std::string path = residence_->files().path(file);
+      const std::string path = residence_.files().path(file);
       throw Failure({ErrorCode::kCorrupt,
                      "'" + path + "' ends before offset " + std::to_string(offset) + " + length " +
                          std::to_string(sample_bytes) + " that was to be read",
                      path, offset, sample_bytes});
     }
   }
+  Stream& stream = *streams_[next_ % streams_.size()];
   try {
-    for (const auto& event : before) stream_->wait(*event);
-    stream_->gather(target, addresses, files.size(), sample_bytes);
-    ended = stream_->record();
+    for (const auto& event : before) stream.wait(*event);
+    stream.gather(target, addresses, files.size(), sample_bytes);
+    ended = stream.record();
   } catch (const Failure&) {
-    finish(*stream_);  // the work may be queued, so addresses and target may be in use
+    finish(stream);  // the work may be queued, so addresses and target may be in use
     throw;
   }
-  next_ = (next_ + 1) % kInFlight;
+  next_ = (next_ + 1) % ended_.size();
   return ended;
 }
 

@@ -116,10 +116,10 @@ class Batches {
 
 void bind_batches(py::module_& module) {
   py::class_<Residence, std::shared_ptr<Residence>>(module, "Residence")
-      .def(py::init([](const Engine& engine, std::shared_ptr<FileTable> files) {
-             return ends_without_gil(std::make_unique<Residence>(engine.device(), std::move(files)));
+      .def(py::init([](const Engine& engine, std::shared_ptr<FileTable> files, size_t most_samples) {
+             return ends_without_gil(std::make_unique<Residence>(engine.device(), std::move(files), most_samples));
            }),
-           py::arg("engine"), py::arg("files"))
+           py::arg("engine"), py::arg("files"), py::arg("most_samples"))
       .def_property_readonly("ready", &Residence::ready)
       .def_property_readonly("registered_bytes", &Residence::registered_bytes)
       .def_property_readonly("error", [](const Residence& residence) {

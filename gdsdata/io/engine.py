@@ -367,8 +367,12 @@ def table_of(
     return _reachable(_engine.FileTable(joined, sizes, times, list(opened)))
 
 
-def residence_of(engine: Engine, files: FileTable, index: IndexedFiles, sample: Sample) -> _engine.Residence:
+def residence_of(
+    engine: Engine, files: FileTable, index: IndexedFiles, sample: Sample, most_samples: int
+) -> _engine.Residence:
     """Map an index's files and register them with the engine's GPU, in the background.
+
+    A slot of the ring gets at most ``most_samples`` of them at a time.
 
     Raises:
         BackendUnavailable: they do not fit into memory, or are too many to be mapped at once.
@@ -387,7 +391,7 @@ def residence_of(engine: Engine, files: FileTable, index: IndexedFiles, sample: 
         able = f"at most {free_bytes / 1e9:.1f} GB of this machine's memory can be pinned for them now"
         why = f"the files have {size_bytes / 1e9:.1f} GB, and {able}"
         raise BackendUnavailable(f'residency="pinned": {why}; leave residency out, or use less data', (why,))
-    return _engine.Residence(engine, files)
+    return _engine.Residence(engine, files, most_samples)
 
 
 def _memory_for_pinning() -> int:

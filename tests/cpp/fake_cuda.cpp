@@ -757,8 +757,10 @@ FakeCudaObjects fake_cuda_live_objects() {
   std::lock_guard lock(driver.mutex);
   const auto destroyed = [](const Stream* stream) { return stream->destroyed; };
   const auto draining = std::count_if(driver.streams.begin(), driver.streams.end(), destroyed);
+  uint64_t registered_bytes = 0;
+  for (const auto& [begin, registered] : driver.registrations) registered_bytes += registered.bytes;
   return {driver.streams.size() - static_cast<size_t>(draining), driver.events.size(), driver.allocations.size(),
-          driver.registrations.size()};
+          driver.registrations.size(), registered_bytes};
 }
 
 uint64_t fake_cuda_calls(const char* name) {

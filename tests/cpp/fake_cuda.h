@@ -6,6 +6,7 @@
 
 struct FakeCudaObjects {
   uint64_t streams, events, allocations, registrations;
+  uint64_t registered_bytes;
 };
 
 extern "C" {

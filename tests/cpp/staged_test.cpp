@@ -1100,7 +1100,7 @@ class StagedResidence : public StagedPrefetcher {
     return prefetcher->statistics().bytes[Route::kPinnedCache];
   }
 
-  std::shared_ptr<Residence> make_residence() { return std::make_shared<Residence>(device_, files_); }
+  std::shared_ptr<Residence> make_residence() { return std::make_shared<Residence>(device_, files_, kBatch); }
 };
 
 TEST_F(StagedResidence, OnceReadyBatchesOfAnySampleSizeAreGathered) {
@@ -1121,9 +1121,8 @@ TEST_F(StagedResidence, FilesOfSeveralWindowsAreGatheredAcrossTheirBorders) {
   const auto residence = make_residence();
   ASSERT_TRUE(settled(*residence)) << residence->error()->message;
   Memory memory(*device_, 3000);
-  Gatherer gatherer(residence, 3);
   const std::vector<int64_t> offsets = {kWindowBytes - 500, kWindowBytes, kWindowBytes - 1000};
-  gatherer.gather(memory.data(), std::vector<int32_t>{0, 1, 1}, offsets, 1000, {})->wait();
+  residence->gather(memory.data(), std::vector<int32_t>{0, 1, 1}, offsets, 1000, {})->wait();
   const Bytes got = memory.content();
   for (size_t i = 0; i < 3; ++i) {
     EXPECT_EQ(std::memcmp(got.data() + i * 1000, contents_[i == 0 ? 0 : 1].data() + offsets[i], 1000), 0) << i;
@@ -1158,21 +1157,76 @@ TEST_F(StagedResidence, BatchesAreReadUntilItIsReady) {
 }
 
 TEST_F(StagedResidence, MoreBatchesThanAreInFlightAtATimeAreGathered) {
-  const auto residence = make_residence();
+  auto residence = make_residence();
   ASSERT_TRUE(settled(*residence)) << residence->error()->message;
   set_delay_us(1000);
   Memory memory(*device_, 100 * sample_bytes_);
   Bytes expected;
-  {
-    Gatherer gatherer(residence, 1);
-    for (int64_t i = 0; i < 100; ++i) {
-      const int64_t offset = (i * 37) % 1000 * static_cast<int64_t>(sample_bytes_);
-      gatherer.gather(memory.data() + i * sample_bytes_, std::vector<int32_t>{1}, std::vector<int64_t>{offset},
+  for (int64_t i = 0; i < 100; ++i) {
+    const int64_t offset = (i * 37) % 1000 * static_cast<int64_t>(sample_bytes_);
+    residence->gather(memory.data() + i * sample_bytes_, std::vector<int32_t>{1}, std::vector<int64_t>{offset},
                       sample_bytes_, {});
-      expected.insert(expected.end(), contents_[1].begin() + offset, contents_[1].begin() + offset + sample_bytes_);
-    }
-  }  // waits for all of them
+    expected.insert(expected.end(), contents_[1].begin() + offset, contents_[1].begin() + offset + sample_bytes_);
+  }
+  residence.reset();  // waits for all of them
   ASSERT_TRUE(same(memory.content(), expected));
+}
+
+TEST_F(StagedResidence, AnEpochEndsBeforeItsGathersAndTheNextOneGathersBehindThem) {
+  SKIP_WITH_REAL_CUDA();
+  const auto residence = make_residence();
+  ASSERT_TRUE(settled(*residence)) << residence->error()->message;
+  const auto engine = make_engine({});
+  Consumer consumer(device_);
+  std::mt19937_64 random(11);
+  set_delay_us(300'000);
+  for (int epoch = 0; epoch < 3; ++epoch) {
+    const auto began = std::chrono::steady_clock::now();
+    auto prefetcher = make(engine, 3, residence);
+    plan(*prefetcher, random, 2);
+    while (auto batch = prefetcher->next({})) {
+      const size_t offset = batch->offset;
+      consumer.use(*consumer.lease(*batch), offset, next_expected());
+    }
+    prefetcher.reset();
+    EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::milliseconds(200)) << "epoch " << epoch;
+  }
+  set_delay_us(0);
+  consumer.expect_right();
+}
+
+TEST_F(StagedResidence, AnAbandonedEpochLeavesItsGathersTheirMemory) {
+  SKIP_WITH_REAL_CUDA();
+  const auto residence = make_residence();
+  ASSERT_TRUE(settled(*residence)) << residence->error()->message;
+  const auto engine = make_engine({});
+  Consumer consumer(device_);
+  set_delay_us(20'000);
+  for (int epoch = 0; epoch < 5; ++epoch) {
+    const auto prefetcher = make(engine, 3, residence);
+    std::mt19937_64 random(12);
+    plan(*prefetcher, random, 10);
+    auto batch = prefetcher->next({});
+    consumer.lease(*batch);  // dropped at once, and the others are not taken
+  }
+  expected_.clear();
+  set_delay_us(0);
+  EXPECT_EQ(expect_epoch(residence), 40 * kBatch * sample_bytes_);
+}
+
+TEST_F(StagedResidence, BatchesOfMoreSamplesThanItGathersAtATimeAreRefused) {
+  const auto residence = std::make_shared<Residence>(device_, files_, kBatch - 1);
+  EXPECT_EQ(error_of([&] { make(make_engine({}), 3, residence); }).code, ErrorCode::kInvalidArgument);
+}
+
+TEST_F(StagedResidence, ManySmallSamplesDoNotPinMuchMemoryForTheirAddresses) {
+  SKIP_WITH_REAL_CUDA();
+  constexpr size_t kManySamples = 4 << 20;
+  const uint64_t before = FAKE(cuda, fake_cuda_live_objects)().registered_bytes;
+  Residence residence(device_, files_, kManySamples);
+  ASSERT_TRUE(settled(residence)) << residence.error()->message;
+  const uint64_t pinned_bytes = FAKE(cuda, fake_cuda_live_objects)().registered_bytes - before;
+  EXPECT_LE(pinned_bytes - residence.registered_bytes(), 64u << 20) << "two gathers' addresses";
 }
 
 TEST_F(StagedResidence, ASampleBehindTheEndOfItsFileIsAnError) {
@@ -1190,7 +1244,8 @@ TEST_F(StagedResidence, ASampleBehindTheEndOfItsFileIsAnError) {
 
 TEST_F(StagedResidence, AFileThatIsNotThereIsItsErrorAndOthersAreReadStill) {
   const TemporaryFolder folder;
-  const auto residence = std::make_shared<Residence>(device_, table_of({files_->path(0), folder.file("missing")}));
+  const auto residence =
+      std::make_shared<Residence>(device_, table_of({files_->path(0), folder.file("missing")}), kBatch);
   ASSERT_FALSE(settled(*residence));
   EXPECT_EQ(residence->error()->code, ErrorCode::kNotFound);
   EXPECT_EQ(expect_epoch(residence), 0u);
@@ -1200,20 +1255,21 @@ TEST_F(StagedResidence, AFileThatWasTruncatedSinceItsIndexIsItsError) {
   const uint64_t size = contents_[0].size();
   const auto files =
       std::make_shared<FileTable>(std::vector<std::string>{files_->path(0)}, std::vector<FileIdentity>{{size + 1, 0}});
-  Residence residence(device_, files);
+  Residence residence(device_, files, kBatch);
   ASSERT_FALSE(settled(residence));
   EXPECT_EQ(residence.error()->code, ErrorCode::kCorrupt);
 }
 
 TEST_F(StagedResidence, AnEmptyFileAmongOthersHindersNothing) {
   const std::string empty = folder_.write("empty", {});
-  const auto residence = std::make_shared<Residence>(device_, table_of({files_->path(0), files_->path(1), empty}));
+  const auto residence =
+      std::make_shared<Residence>(device_, table_of({files_->path(0), files_->path(1), empty}), kBatch);
   ASSERT_TRUE(settled(*residence)) << residence->error()->message;
   EXPECT_EQ(expect_epoch(residence), 40 * kBatch * sample_bytes_);
 }
 
 TEST_F(StagedResidence, AFileThatCannotBeMappedIsItsError) {
-  Residence residence(device_, table_of({files_->path(0), "/sys/devices/system/cpu/online"}));
+  Residence residence(device_, table_of({files_->path(0), "/sys/devices/system/cpu/online"}), kBatch);
   ASSERT_FALSE(settled(residence));
   EXPECT_NE(residence.error()->message.find("/sys/devices/system/cpu/online"), std::string::npos)
       << residence.error()->message;

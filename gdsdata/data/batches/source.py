@@ -226,7 +226,7 @@ class RingSource(BatchSource[Index]):
         slot_samples = settings.batch_size * batches_in_slot(self.index, settings)
         self._pool = engine.buffer_pool(shared, self.index.sample, slot_samples, settings.prefetch, on_cuda)
         if settings.residency is not None:
-            self._residence = engine.residence_of(shared, files, self.index, self.index.sample)
+            self._residence = engine.residence_of(shared, files, self.index, self.index.sample, slot_samples)
         return shared, files
 
     def reader(self, epoch: Epoch, owner: object) -> Reader[Index]:
