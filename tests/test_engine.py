@@ -654,6 +654,20 @@ def reads_of_callers_that_wait(driver: Path, path: Path) -> list[bool]:
     return there
 
 
+def names_of_threads(driver, path):
+    fake_gpu.install(driver)
+    arguments = grouped(dict(options=EngineOptions(workers=3, calibrate=False)))
+    batches = iter(GDSDataset(path, 8, Records("u1", (1000,)), device=fake_gpu.DEVICE, **arguments))
+    next(batches)
+    return sorted(name.read_text().strip() for name in Path("/proc/self/task").glob("*/comm"))
+
+
+def test_threads_have_names_for_people_and_tools(tmp_path, fake_driver):
+    write_records(tmp_path / "x", 32, 1000)
+    names = in_new_process(names_of_threads, fake_driver, tmp_path / "x")
+    assert [name for name in names if name.startswith("gdsdata")] == ["gdsdata-filler"] + ["gdsdata-worker"] * 3
+
+
 def finds_of_data_sets(driver, path):
     """Return whether the first data set's engine is left, and whether the second found it."""
     fake_gpu.install(driver)

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "backend/http_transfer.h"
+#include "base/thread_name.h"
 #include "tuning.h"
 
 namespace gdsdata {
@@ -105,6 +106,7 @@ void run_task(const HttpReactor::Task& task) noexcept {
 }  // namespace
 
 void HttpReactor::run() {
+  name_this_thread("gdsdata-http");
   // A TLS library writes to connections that the server has closed. libcurl leaves the signal to
   // its caller, because of kNoSignal.
   sigset_t pipe;

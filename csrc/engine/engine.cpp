@@ -9,6 +9,7 @@
 
 #include "backend/faulty.h"
 #include "base/extent_math.h"
+#include "base/thread_name.h"
 #include "engine/guest.h"
 #include "engine/link.h"
 #include "engine/pending.h"
@@ -137,6 +138,7 @@ Engine::Engine(EngineOptions options, std::shared_ptr<Device> device)
   try {
     for (auto& worker : running.workers) {
       running.threads.emplace_back([shared = running_, &worker] {
+        name_this_thread("gdsdata-worker");
         worker->run();
         std::lock_guard lock(shared->ended_mutex);
         --shared->working;

@@ -114,7 +114,7 @@ Prefetcher::Core::Core(std::shared_ptr<Engine> engine, std::shared_ptr<FileTable
   }
   if (engine_->device()->host_addressable()) return;
   try {
-    filler_ = std::make_unique<RepeatedCall>([this] {
+    filler_ = std::make_unique<RepeatedCall>("gdsdata-filler", [this] {
       const std::lock_guard filling(filling_);
       fill_free_slots();
     });

@@ -2,9 +2,12 @@
 
 #include <utility>
 
+#include "base/thread_name.h"
+
 namespace gdsdata {
 
-RepeatedCall::RepeatedCall(std::function<void()> call) : call_(std::move(call)), thread_([this] { run(); }) {}
+RepeatedCall::RepeatedCall(const char* thread_name, std::function<void()> call)
+    : thread_name_(thread_name), call_(std::move(call)), thread_([this] { run(); }) {}
 
 void RepeatedCall::end() {
   {
@@ -24,6 +27,7 @@ void RepeatedCall::request() {
 }
 
 void RepeatedCall::run() {
+  name_this_thread(thread_name_);
   std::unique_lock lock(mutex_);
   while (true) {
     changed_.wait(lock, [this] { return requested_ || ended_; });

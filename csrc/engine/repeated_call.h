@@ -11,7 +11,7 @@ namespace gdsdata {
 class RepeatedCall {
  public:
   // `call` must not throw. Throws std::system_error if no thread is available.
-  explicit RepeatedCall(std::function<void()> call);
+  RepeatedCall(const char* thread_name, std::function<void()> call);
   ~RepeatedCall() { end(); }
   RepeatedCall(const RepeatedCall&) = delete;
   RepeatedCall& operator=(const RepeatedCall&) = delete;
@@ -24,6 +24,7 @@ class RepeatedCall {
  private:
   void run();
 
+  const char* const thread_name_;
   const std::function<void()> call_;
   std::mutex mutex_;  // guards the next two
   bool requested_ = false;

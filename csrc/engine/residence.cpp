@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/extent_math.h"
+#include "base/thread_name.h"
 #include "tuning.h"
 
 namespace gdsdata {
@@ -44,6 +45,7 @@ std::optional<Error> Residence::error() const {
 }
 
 void Residence::register_files() {
+  name_this_thread("gdsdata-pins");
   {
     std::unique_lock lock(mutex_);
     changed_.wait_for(lock, kPatience, [this] { return begun_; });

@@ -51,7 +51,7 @@ class Gate {
 
 TEST(RepeatedCall, RequestsDuringACallBecomeOneMoreCall) {
   Gate gate;
-  RepeatedCall call([&] { gate.pass(); });
+  RepeatedCall call("test", [&] { gate.pass(); });
   call.request();
   gate.wait_until_begun(1);
   for (int i = 0; i < 5; ++i) call.request();
@@ -63,7 +63,7 @@ TEST(RepeatedCall, RequestsDuringACallBecomeOneMoreCall) {
 
 TEST(RepeatedCall, ItsEndWaitsForTheCallInProgressAndNoneBeginsAfterIt) {
   Gate gate;
-  RepeatedCall call([&] { gate.pass(); });
+  RepeatedCall call("test", [&] { gate.pass(); });
   call.request();
   gate.wait_until_begun(1);
   std::thread opener([&] { gate.let_through(9); });
@@ -78,7 +78,7 @@ TEST(RepeatedCall, ItsEndWaitsForTheCallInProgressAndNoneBeginsAfterIt) {
 TEST(RepeatedCall, EndsAtOnceIfNothingWasRequested) {
   std::atomic<int> calls = 0;
   {
-    RepeatedCall call([&] { ++calls; });
+    RepeatedCall call("test", [&] { ++calls; });
   }
   EXPECT_EQ(calls, 0);
 }

@@ -1,0 +1,11 @@
+// Names of threads, for `top -H`, `perf` and debuggers.
+#pragma once
+
+#include <pthread.h>
+
+namespace gdsdata {
+
+// Names the calling thread. Linux keeps 15 characters.
+inline void name_this_thread(const char* name) { ::pthread_setname_np(::pthread_self(), name); }
+
+}  // namespace gdsdata
