@@ -103,9 +103,9 @@ inline constexpr uint64_t kRegistrationWindowBytes = 4 << 20;
 // 45, and 2 GiB take 1 to 2 s. With 3 pauses 45 and 39, with none the first epoch has 16 and 10
 // instead of 30 and 17. The row gdsdata_pinned of `case=loader device=cuda` shows it.
 inline constexpr int kRegistrationPauses = 7;
-// Gathers whose addresses the GPU may not have read yet: at most so many, and so many bytes of
-// addresses. Not measured by itself.
-inline constexpr size_t kMostGathersInFlight = 32, kGatherAddressBytes = 16 << 20;
+// Gathers whose addresses the GPU may not have read yet: at most so many, and as many as have so
+// many bytes of addresses, but at least one a stream. Not measured by itself.
+inline constexpr size_t kMostGathersInFlight = 32, kMostGatherAddressBytes = 16 << 20;
 
 // --- device --------------------------------------------------------------------------------------
 
@@ -115,12 +115,12 @@ inline constexpr std::chrono::microseconds kEventPolls{100};
 // Other waiters sleep, twice as long each time. Events on which a thread can sleep would cost the
 // link 1.5 to 2.6 us each (H200).
 inline constexpr std::chrono::microseconds kShortestEventSleep{10}, kLongestEventSleep{200};
-// The kernel that gathers records from pinned page cache. H200: 32 blocks reach 44.9 to 47.4 GB/s
-// and leave the other multiprocessors to the program. The row gdsdata_pinned of `case=loader
-// device=cuda` shows it.
+// The kernel that gathers records from pinned page cache. H200: 32 blocks reach 44.9 to 47.4 GB/s.
+// With two streams at most 64 blocks run at a time, and the other multiprocessors are left to the
+// program. The row gdsdata_pinned of `case=loader device=cuda` shows it.
 inline constexpr unsigned kGatherBlocks = 32, kGatherThreads = 512;
-// Gathers run on so many streams in turns. H200: gathers of 8 MiB have 49.6 GB/s on one and 50.4 on
-// two, of 32 MiB 50.4 and 50.8.
+// Consecutive gathers use different streams, of so many. H200, by a script: gathers of 8 MiB have
+// 49.6 to 49.7 GB/s on one and 50.4 on two, of 32 MiB 50.4 to 50.7 and 50.8 to 51.0.
 inline constexpr size_t kGatherStreams = 2;
 
 // --- backend: the page cache. Shown by `case=loader` with a warm file ----------------------------

@@ -384,10 +384,10 @@ def test_residency_is_refused_for_more_than_fits_into_memory(tmp_path, records, 
 def test_a_residency_that_fails_warns_once_and_batches_are_read(tmp_path, records, monkeypatch):
     extension = gdsdata.io.engine._engine
 
-    def of_an_absent_file(engine, *_):
+    def of_an_absent_file(engine, files, index, sample, most_samples):
         path = np.frombuffer(os.fsencode(f"{tmp_path}/absent"), np.uint8)
         absent = extension.FileTable(path, np.array([1]), np.array([1]))
-        return extension.Residence(engine, absent)
+        return extension.Residence(engine, absent, most_samples)
 
     monkeypatch.setattr(gdsdata.io.engine, "residence_of", of_an_absent_file)
     dataset = read(tmp_path, residency="pinned")

@@ -4,6 +4,7 @@
 #include <exception>
 
 #include "base/extent_math.h"
+#include "base/thread_name.h"
 #include "device/anonymous_memory.h"
 #include "tuning.h"
 
@@ -51,6 +52,7 @@ void BounceArena::bring_the_rest() {
   if (bringing_.joinable()) return;
   const size_t end_page = size_bytes() / kPageBytes;
   const auto bring = [this, end_page] {
+    name_this_thread("gdsdata-bounce");
     constexpr size_t kPagesAtOnce = tuning::kTouchedAtOnceBytes / kPageBytes;
     for (size_t page = ready_pages_; page < end_page && !stopped_.load(std::memory_order_relaxed);) {
       const size_t pages = std::min(kPagesAtOnce - page % kPagesAtOnce, end_page - page);

@@ -5,7 +5,7 @@
 
 namespace gdsdata {
 
-// Names the calling thread. Linux keeps 15 characters.
+// Names the calling thread. Linux refuses names of more than 15 characters.
 inline void name_this_thread(const char* name) { ::pthread_setname_np(::pthread_self(), name); }
 
 }  // namespace gdsdata

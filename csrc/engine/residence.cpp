@@ -12,9 +12,11 @@ namespace gdsdata {
 
 namespace {
 
+// A multiple of the streams, so that consecutive gathers use different ones.
 size_t gathers_in_flight(size_t most_samples) {
-  const size_t fit = tuning::kGatherAddressBytes / (most_samples * sizeof(uint64_t));
-  return std::clamp(fit, tuning::kGatherStreams, tuning::kMostGathersInFlight);
+  static_assert(tuning::kMostGathersInFlight % tuning::kGatherStreams == 0);
+  const size_t fit = tuning::kMostGatherAddressBytes / (most_samples * sizeof(uint64_t));
+  return std::clamp(fit - fit % tuning::kGatherStreams, tuning::kGatherStreams, tuning::kMostGathersInFlight);
 }
 
 }  // namespace
@@ -22,7 +24,7 @@ size_t gathers_in_flight(size_t most_samples) {
 Residence::Residence(std::shared_ptr<Device> device, std::shared_ptr<FileTable> files, size_t most_samples)
     : device_(std::move(device)),
       files_(std::move(files)),
-      most_samples_(most_samples),
+      most_samples_(std::max<size_t>(1, most_samples)),
       thread_([this] { register_files(); }) {}
 
 Residence::~Residence() {
@@ -45,7 +47,7 @@ std::optional<Error> Residence::error() const {
 }
 
 void Residence::register_files() {
-  name_this_thread("gdsdata-pins");
+  name_this_thread("gdsdata-pinning");
   {
     std::unique_lock lock(mutex_);
     changed_.wait_for(lock, kPatience, [this] { return begun_; });
@@ -58,9 +60,9 @@ void Residence::register_files() {
     if (stop_) return;
     gatherer_ = std::make_unique<Gatherer>(*this, most_samples_);
     ready_.store(true, std::memory_order_release);
-  } catch (const Failure& failure) {
+  } catch (...) {
     std::lock_guard lock(mutex_);
-    error_ = failure.error();
+    error_ = current_error();
   }
 }
 
@@ -119,6 +121,10 @@ Gatherer::~Gatherer() {
 
 std::shared_ptr<Event> Gatherer::gather(std::byte* target, std::span<const int32_t> files,
                                         std::span<const int64_t> offsets, uint64_t sample_bytes, const Events& before) {
+  if (files.size() > most_samples_) {
+    throw Failure({ErrorCode::kInvalidArgument, "a gather of " + std::to_string(files.size()) +
+                                                    " samples, and not of at most " + std::to_string(most_samples_)});
+  }
   std::shared_ptr<Event>& ended = ended_[next_];
   if (ended != nullptr) ended->wait();
   auto* addresses = reinterpret_cast<uint64_t*>(addresses_->data()) + next_ * most_samples_;
@@ -139,7 +145,7 @@ std::shared_ptr<Event> Gatherer::gather(std::byte* target, std::span<const int32
     for (const auto& event : before) stream.wait(*event);
     stream.gather(target, addresses, files.size(), sample_bytes);
     ended = stream.record();
-  } catch (const Failure&) {
+  } catch (...) {
     finish(stream);  // the work may be queued, so addresses and target may be in use
     throw;
   }

@@ -37,12 +37,13 @@ class Gatherer {
  private:
   const Residence& residence_;
   const size_t most_samples_;
-  // The ends of gathers whose addresses the device may not have read yet. One more waits for the
-  // oldest.
+  // The ends of gathers whose addresses the device may not have read yet. If there are so many, the
+  // next gather waits for the oldest.
   std::vector<std::shared_ptr<Event>> ended_;
-  std::unique_ptr<PinnedBuffer> addresses_;  // most_samples for each of them
+  std::unique_ptr<PinnedBuffer> addresses_;  // most_samples_ for each of these gathers
   size_t next_ = 0;
-  // In turns, because one gather's first reads fill the gap behind another's last ones.
+  // Consecutive gathers use different ones: one's first reads overlap the last ones of the one
+  // before.
   std::array<std::unique_ptr<Stream>, tuning::kGatherStreams> streams_;
 };
 
@@ -87,9 +88,10 @@ class Residence {
   const size_t most_samples_;
   std::vector<std::unique_ptr<Mapping>> mappings_;
   std::vector<std::unique_ptr<Registration>> registrations_;  // destroyed before the mappings
-  // Kept from epoch to epoch, so that an epoch's end does not wait for its gathers.
   std::mutex gathering_;  // guards the gatherer
-  std::unique_ptr<Gatherer> gatherer_;  // set when ready; destroyed before the registrations
+  // Set when ready, and kept from epoch to epoch, so that an epoch's end does not wait for its
+  // gathers. Destroyed before the registrations.
+  std::unique_ptr<Gatherer> gatherer_;
   std::atomic<bool> ready_{false};
   std::atomic<bool> stop_{false};
   std::atomic<uint64_t> registered_bytes_{0};

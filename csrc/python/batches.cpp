@@ -49,7 +49,7 @@ class Batches {
                                                std::move(residence));
   }
   ~Batches() {
-    const WithoutGil nogil;  // waits for a residence's last kernels
+    const WithoutGil nogil;  // joins a thread, and may destroy the residence, which waits for its gathers
     prefetcher_.reset();
   }
   Batches(const Batches&) = delete;

@@ -372,7 +372,7 @@ def residence_of(
 ) -> _engine.Residence:
     """Map an index's files and register them with the engine's GPU, in the background.
 
-    A slot of the ring gets at most ``most_samples`` of them at a time.
+    A slot of the ring has at most ``most_samples`` samples.
 
     Raises:
         BackendUnavailable: they do not fit into memory, or are too many to be mapped at once.

@@ -1100,7 +1100,9 @@ class StagedResidence : public StagedPrefetcher {
     return prefetcher->statistics().bytes[Route::kPinnedCache];
   }
 
-  std::shared_ptr<Residence> make_residence() { return std::make_shared<Residence>(device_, files_, kBatch); }
+  std::shared_ptr<Residence> make_residence(size_t most_samples = kBatch) {
+    return std::make_shared<Residence>(device_, files_, most_samples);
+  }
 };
 
 TEST_F(StagedResidence, OnceReadyBatchesOfAnySampleSizeAreGathered) {
@@ -1157,19 +1159,21 @@ TEST_F(StagedResidence, BatchesAreReadUntilItIsReady) {
 }
 
 TEST_F(StagedResidence, MoreBatchesThanAreInFlightAtATimeAreGathered) {
-  auto residence = make_residence();
-  ASSERT_TRUE(settled(*residence)) << residence->error()->message;
-  set_delay_us(1000);
-  Memory memory(*device_, 100 * sample_bytes_);
-  Bytes expected;
-  for (int64_t i = 0; i < 100; ++i) {
-    const int64_t offset = (i * 37) % 1000 * static_cast<int64_t>(sample_bytes_);
-    residence->gather(memory.data() + i * sample_bytes_, std::vector<int32_t>{1}, std::vector<int64_t>{offset},
-                      sample_bytes_, {});
-    expected.insert(expected.end(), contents_[1].begin() + offset, contents_[1].begin() + offset + sample_bytes_);
+  for (const size_t most_samples : {size_t{1}, size_t{600'000}, size_t{4 << 20}}) {  // 32, 2 and 2 in flight
+    auto residence = make_residence(most_samples);
+    ASSERT_TRUE(settled(*residence)) << residence->error()->message;
+    set_delay_us(1000);
+    Memory memory(*device_, 100 * sample_bytes_);
+    Bytes expected;
+    for (int64_t i = 0; i < 100; ++i) {
+      const int64_t offset = (i * 37) % 1000 * static_cast<int64_t>(sample_bytes_);
+      residence->gather(memory.data() + i * sample_bytes_, std::vector<int32_t>{1}, std::vector<int64_t>{offset},
+                        sample_bytes_, {});
+      expected.insert(expected.end(), contents_[1].begin() + offset, contents_[1].begin() + offset + sample_bytes_);
+    }
+    residence.reset();  // waits for all of them
+    ASSERT_TRUE(same(memory.content(), expected)) << most_samples;
   }
-  residence.reset();  // waits for all of them
-  ASSERT_TRUE(same(memory.content(), expected));
 }
 
 TEST_F(StagedResidence, AnEpochEndsBeforeItsGathersAndTheNextOneGathersBehindThem) {
@@ -1195,7 +1199,31 @@ TEST_F(StagedResidence, AnEpochEndsBeforeItsGathersAndTheNextOneGathersBehindThe
   consumer.expect_right();
 }
 
-TEST_F(StagedResidence, AnAbandonedEpochLeavesItsGathersTheirMemory) {
+TEST_F(StagedResidence, TwoEpochsAtATimeAreGathered) {
+  const auto residence = make_residence();
+  ASSERT_TRUE(settled(*residence)) << residence->error()->message;
+  const auto engine = make_engine({});
+  set_delay_us(1000);
+  Consumer consumer(device_);
+  std::mt19937_64 random(13);
+  const std::vector<std::unique_ptr<Prefetcher>> both = [&] {
+    std::vector<std::unique_ptr<Prefetcher>> made;
+    for (int i = 0; i < 2; ++i) made.push_back(make(engine, 3, residence));
+    return made;
+  }();
+  for (int round = 0; round < 20; ++round) {  // of two batches each
+    for (const auto& prefetcher : both) plan(*prefetcher, random, 1);
+    for (const auto& prefetcher : both) {
+      auto batch = prefetcher->next({});
+      ASSERT_TRUE(batch);
+      const size_t offset = batch->offset;
+      consumer.use(*consumer.lease(*batch), offset, next_expected());
+    }
+  }
+  consumer.expect_right();
+}
+
+TEST_F(StagedResidence, GathersOfAnAbandonedEpochAreDoneBeforeTheirMemoryIsWrittenAgain) {
   SKIP_WITH_REAL_CUDA();
   const auto residence = make_residence();
   ASSERT_TRUE(settled(*residence)) << residence->error()->message;
@@ -1210,13 +1238,18 @@ TEST_F(StagedResidence, AnAbandonedEpochLeavesItsGathersTheirMemory) {
     consumer.lease(*batch);  // dropped at once, and the others are not taken
   }
   expected_.clear();
-  set_delay_us(0);
-  EXPECT_EQ(expect_epoch(residence), 40 * kBatch * sample_bytes_);
+  EXPECT_EQ(expect_epoch(residence, 10), 10 * kBatch * sample_bytes_);
 }
 
-TEST_F(StagedResidence, BatchesOfMoreSamplesThanItGathersAtATimeAreRefused) {
-  const auto residence = std::make_shared<Residence>(device_, files_, kBatch - 1);
+TEST_F(StagedResidence, MoreSamplesThanItGathersAtATimeAreRefused) {
+  const auto residence = make_residence(kBatch - 1);
   EXPECT_EQ(error_of([&] { make(make_engine({}), 3, residence); }).code, ErrorCode::kInvalidArgument);
+  ASSERT_TRUE(settled(*residence)) << residence->error()->message;
+  const std::vector<int32_t> files(kBatch, 0);
+  const std::vector<int64_t> offsets(kBatch, 0);
+  Memory memory(*device_, kBatch * sample_bytes_);
+  EXPECT_EQ(error_of([&] { residence->gather(memory.data(), files, offsets, sample_bytes_, {}); }).code,
+            ErrorCode::kInvalidArgument);
 }
 
 TEST_F(StagedResidence, ManySmallSamplesDoNotPinMuchMemoryForTheirAddresses) {
