@@ -662,7 +662,10 @@ def names_of_threads(driver, path):
     next(batches)
 
     def names() -> list[str]:
-        found = (comm.read_text().strip() for comm in Path("/proc/self/task").glob("*/comm"))
+        found = []
+        for comm in Path("/proc/self/task").glob("*/comm"):
+            with contextlib.suppress(OSError):  # the thread has ended
+                found.append(comm.read_text().strip())
         return sorted(name for name in found if name.startswith("gdsdata"))
 
     eventually(lambda: len(names()) >= 4)  # a thread that has not run yet has its parent's name

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstring>
 #include <deque>
@@ -1084,6 +1085,15 @@ class StagedResidence : public StagedPrefetcher {
     return residence.ready();
   }
 
+  // Takes a planned batch. Returns false if none is left.
+  bool use_next(Prefetcher& prefetcher, Consumer& consumer) {
+    auto batch = prefetcher.next({});
+    if (!batch) return false;
+    const size_t offset = batch->offset;
+    consumer.use(*consumer.lease(*batch), offset, next_expected());
+    return true;
+  }
+
   // Checks an epoch's batches against the files. Returns the number of gathered bytes.
   uint64_t expect_epoch(const std::shared_ptr<Residence>& residence, size_t batches = 40) {
     expected_.clear();
@@ -1091,9 +1101,7 @@ class StagedResidence : public StagedPrefetcher {
     Consumer consumer(device_);
     std::mt19937_64 random(10);
     plan(*prefetcher, random, batches);
-    while (auto batch = prefetcher->next({})) {
-      const size_t offset = batch->offset;
-      consumer.use(*consumer.lease(*batch), offset, next_expected());
+    while (use_next(*prefetcher, consumer)) {
     }
     EXPECT_TRUE(expected_.empty());
     consumer.expect_right();
@@ -1188,9 +1196,7 @@ TEST_F(StagedResidence, AnEpochEndsBeforeItsGathersAndTheNextOneGathersBehindThe
     const auto began = std::chrono::steady_clock::now();
     auto prefetcher = make(engine, 3, residence);
     plan(*prefetcher, random, 2);
-    while (auto batch = prefetcher->next({})) {
-      const size_t offset = batch->offset;
-      consumer.use(*consumer.lease(*batch), offset, next_expected());
+    while (use_next(*prefetcher, consumer)) {
     }
     prefetcher.reset();
     EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::milliseconds(200)) << "epoch " << epoch;
@@ -1206,21 +1212,16 @@ TEST_F(StagedResidence, TwoEpochsAtATimeAreGathered) {
   set_delay_us(1000);
   Consumer consumer(device_);
   std::mt19937_64 random(13);
-  const std::vector<std::unique_ptr<Prefetcher>> both = [&] {
-    std::vector<std::unique_ptr<Prefetcher>> made;
-    for (int i = 0; i < 2; ++i) made.push_back(make(engine, 3, residence));
-    return made;
-  }();
-  for (int round = 0; round < 20; ++round) {  // of two batches each
+  constexpr int kBatches = 20;
+  const std::array both{make(engine, 3, residence), make(engine, 3, residence)};
+  for (int i = 0; i < kBatches; ++i) {
     for (const auto& prefetcher : both) plan(*prefetcher, random, 1);
-    for (const auto& prefetcher : both) {
-      auto batch = prefetcher->next({});
-      ASSERT_TRUE(batch);
-      const size_t offset = batch->offset;
-      consumer.use(*consumer.lease(*batch), offset, next_expected());
-    }
+    for (const auto& prefetcher : both) ASSERT_TRUE(use_next(*prefetcher, consumer));
   }
   consumer.expect_right();
+  for (const auto& prefetcher : both) {
+    EXPECT_EQ(prefetcher->statistics().bytes[Route::kPinnedCache], kBatches * kBatch * sample_bytes_);
+  }
 }
 
 TEST_F(StagedResidence, GathersOfAnAbandonedEpochAreDoneBeforeTheirMemoryIsWrittenAgain) {
