@@ -6,6 +6,8 @@ import ctypes
 import errno
 import gc
 import os
+import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -35,7 +37,7 @@ from gdsdata.errors import BackendUnavailable, CorruptData, EngineClosed, IoErro
 from gdsdata.formats import Records
 from gdsdata.io import calls
 from gdsdata.io.calls import ReadCalls
-from gdsdata.io.engine import engines_here, shared_engine
+from gdsdata.io.engine import engines_here, processor_features, shared_engine
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
 
@@ -676,6 +678,13 @@ def test_the_engines_threads_show_their_names(tmp_path, fake_driver):
     write_records(tmp_path / "x", 32, 1000)
     names = in_new_process(names_of_threads, fake_driver, tmp_path / "x")
     assert names == ["gdsdata-filler", *["gdsdata-worker"] * 3]
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the names are those of x86-64")
+def test_it_finds_the_vector_instructions_of_the_processor():
+    flags = set(re.search(r"^flags\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)[1].split())
+    flags_of = {"avx": {"avx"}, "avx512dq": {"avx512dq"}, "pclmul": {"pclmulqdq", "sse4_1"}, "crc32c": {"sse4_2"}}
+    assert processor_features() == [name for name, its in flags_of.items() if its <= flags]
 
 
 def finds_of_data_sets(driver, path):

@@ -67,8 +67,10 @@ class TestPermutation:
     @given(st.integers(1, 2**62), st.integers(0, 2**64), st.data())
     @settings(max_examples=100, deadline=None)
     def test_can_be_undone(self, n, seed, data):
-        positions = data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=5))
         permutation = Permutation(n, seed, epoch=7)
+        row = permutation._b * data.draw(st.integers(0, permutation._a - 1))
+        ends = [position for position in (row - 1, row, row + 1) if 0 <= position < n]
+        positions = ends + data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=5))
         images = permutation(np.array(positions, np.int64)).tolist()
         assert [preimage(permutation, image) for image in images] == positions
 

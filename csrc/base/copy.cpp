@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "base/processor.h"
 #include "tuning.h"
 
 // Sanitizers understand memcpy, but not these instructions.
@@ -54,7 +55,7 @@ void copy_bytes(std::byte* to, const std::byte* from, uint64_t bytes) {
     std::memcpy(to, from, bytes);
     return;
   }
-  static const Stream stream = __builtin_cpu_supports("avx") != 0 ? stream_by_32 : stream_by_16;
+  const Stream stream = processor().avx ? stream_by_32 : stream_by_16;
   const uint64_t head_bytes = -reinterpret_cast<uintptr_t>(to) % kLineBytes;
   const uint64_t lines_bytes = (bytes - head_bytes) / kLineBytes * kLineBytes;
   std::memcpy(to, from, head_bytes);

@@ -6,14 +6,13 @@
 #include <array>
 #include <cstring>
 
+#include "base/processor.h"
 #include "tuning.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 #elif defined(__aarch64__)
 #include <arm_acle.h>
-#include <asm/hwcap.h>
-#include <sys/auxv.h>
 #endif
 
 namespace gdsdata {
@@ -125,7 +124,6 @@ uint32_t joined(uint32_t polynomial, uint32_t of_first, uint32_t of_second, uint
 #else
 #define GDSDATA_CRC32C_TARGET __attribute__((target("sse4.2")))
 #endif
-bool has_crc32c() { return __builtin_cpu_supports("sse4.2") != 0; }
 GDSDATA_CRC32C_TARGET inline uint32_t step(uint32_t state, uint64_t word) {
   return static_cast<uint32_t>(_mm_crc32_u64(state, word));
 }
@@ -134,7 +132,6 @@ GDSDATA_CRC32C_TARGET inline uint32_t step(uint32_t state, std::byte byte) {
 }
 #else
 #define GDSDATA_CRC32C_TARGET __attribute__((target("+crc")))
-bool has_crc32c() { return (getauxval(AT_HWCAP) & HWCAP_CRC32) != 0; }
 GDSDATA_CRC32C_TARGET inline uint32_t step(uint32_t state, uint64_t word) { return __crc32cd(state, word); }
 GDSDATA_CRC32C_TARGET inline uint32_t step(uint32_t state, std::byte byte) {
   return __crc32cb(state, static_cast<uint8_t>(byte));
@@ -178,8 +175,7 @@ uint32_t crc32_by_table(const std::byte* bytes, size_t length, uint32_t before) 
 
 uint32_t crc32(const std::byte* bytes, size_t length, uint32_t before) {
 #if defined(__x86_64__)
-  static const bool multiplies = __builtin_cpu_supports("pclmul") != 0 && __builtin_cpu_supports("sse4.1") != 0;
-  if (multiplies && length >= kFoldedAtOnce) {
+  if (processor().pclmul && length >= kFoldedAtOnce) {
     const size_t folded = length / 16 * 16;
     const uint32_t state = by_folding(~before, bytes, folded);
     return ~by_table(kIeeeTables, state, bytes + folded, length - folded);
@@ -198,8 +194,7 @@ uint32_t crc32c_by_table(const std::byte* bytes, size_t length, uint32_t before)
 
 uint32_t crc32c(const std::byte* bytes, size_t length, uint32_t before) {
 #if defined(__x86_64__) || defined(__aarch64__)
-  static const bool has_instruction = has_crc32c();
-  if (has_instruction) return ~by_instruction(~before, bytes, length);
+  if (processor().crc32c) return ~by_instruction(~before, bytes, length);
 #endif
   return crc32c_by_table(bytes, length, before);
 }

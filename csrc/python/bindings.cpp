@@ -17,6 +17,7 @@
 #include "base/fallbacks.h"
 #include "base/heads.h"
 #include "base/pickle.h"
+#include "base/processor.h"
 #include "device/anonymous_memory.h"
 #include "engine/engine.h"
 #include "python/batches.h"
@@ -172,6 +173,7 @@ PYBIND11_MODULE(_engine, module) {
         prefer_huge_pages(buffer.begin, buffer.bytes);
       },
       py::arg("memory"));
+  module.def("processor_features", [] { return names_of(processor()); });
   module.def("direct_refusals", &direct_refusals);
   module.def("set_cufile_search_path", &set_cufile_search_path);
   module.def("cufile_dma_is_possible", &cufile_dma_is_possible);

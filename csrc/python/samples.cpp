@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstdint>
+#include <limits>
 #include <numeric>
 #include <utility>
 
@@ -103,8 +105,9 @@ void bind_samples(py::module_& module) {
   module.def(
       "permute",
       [](const Array<int64_t>& positions, uint64_t n, uint64_t a, uint64_t b, const Array<uint64_t>& keys) {
-        if (a < 1 || b < 1 || keys.size() % 2 != 0) {
-          throw py::value_error("permute takes a rectangle that is not empty, and an even number of keys");
+        constexpr uint64_t kMost = std::numeric_limits<uint32_t>::max();
+        if (a < 1 || b < 1 || a > kMost || b > kMost || keys.size() % 2 != 0) {
+          throw py::value_error("permute takes a rectangle with sides of 1 to 2**32 - 1, and an even number of keys");
         }
         return images_of({n, a, b, span_of(keys)}, positions);
       },

@@ -195,8 +195,9 @@ class Index(SampleIndex):
 
     def plan(self, samples: np.ndarray) -> Plan:
         if len(self.paths) == 1:
-            source = np.zeros(len(samples), np.int32)
-            return Plan(samples, source, self.base_bytes[0] + samples * self.stride_bytes[0], self.sample.bytes)
+            offset = samples * self.stride_bytes[0]
+            offset += self.base_bytes[0]
+            return Plan(samples, np.zeros(len(samples), np.int32), offset, self.sample.bytes)
         if self._one_sample_a_file:
             return Plan(samples, samples.astype(np.int32), self.base_bytes[samples], self.sample.bytes)
         source, offset = engine.locate(samples, self.first_sample, self.base_bytes, self.stride_bytes)

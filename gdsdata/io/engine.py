@@ -72,6 +72,7 @@ take_access_requests = _engine.take_access_requests
 permute = _engine.permute
 permute_each = _engine.permute_each
 unpack_extents = _engine.unpack_extents
+processor_features = _engine.processor_features
 direct_refusals = _engine.direct_refusals
 noted_fallbacks = _engine.noted_fallbacks
 cufile_dma_is_possible = _engine.cufile_dma_is_possible

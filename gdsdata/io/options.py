@@ -10,7 +10,7 @@ STAGED_SEGMENTS = 3
 # Staging memory of a worker, of one process on a machine and of several
 # (docs/design-decisions.md has the measurements). That of all processes together should stay in the
 # processor's caches. `benchmarks/once.py` shows it.
-_STAGING_BYTES, _STAGING_BYTES_OF_SEVERAL, _SEGMENT_BYTES_OF_SEVERAL = 13 * MIB, 8 * MIB, 2 * MIB
+_STAGING_BYTES, _STAGING_BYTES_OF_SEVERAL, _SEGMENT_BYTES_OF_SEVERAL = 10 * MIB, 8 * MIB, 2 * MIB
 
 
 @dataclass(frozen=True, repr=False)
@@ -44,14 +44,14 @@ class EngineOptions:
             of a read may take longer. Futures of `Engine.read` have the timeout of their ``result``
             instead.
         segment_bytes: most bytes of a batch that one worker takes at a time. All workers share a
-            batch, in segments of at least 1 MiB. 0: 1 MiB, 4 MiB on the way to a GPU, 8 MiB for
-            writes from the CPU.
+            batch, in segments of at least 1 MiB. 0: 1 MiB, 3 MiB on the way to a GPU, 4 MiB for
+            writes from a GPU, 8 MiB for writes from the CPU.
         request_bytes: longest single request to storage.
         bounce_bytes: page-aligned memory of one worker that O_DIRECT reads into and writes from,
             allocated when first needed. 0: the workers share 64 MiB, with at least 16 MiB each. If
             the machine or a control group has less than 1 GiB left, each has 4 MiB. io_uring has
             half of it, or two requests, of writes in flight while it prepares the other half.
-        staging_bytes: pinned memory of one worker that bytes pass on their way to a GPU. 0: 13 MiB.
+        staging_bytes: pinned memory of one worker that bytes pass on their way to a GPU. 0: 10 MiB.
             If several processes of this job run on the machine (``LOCAL_WORLD_SIZE``), it is 8 MiB,
             with segments of 2 MiB. Short reads have 1.3 MiB of their own. Each is allocated
             when first needed.

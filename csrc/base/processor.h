@@ -1,0 +1,22 @@
+// Which vector instructions this processor has, and the system permits.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace gdsdata {
+
+struct Processor {
+  bool avx = false;
+  bool avx512dq = false;  // with AVX-512F
+  bool pclmul = false;  // with SSE4.1
+  bool crc32c = false;  // SSE4.2, or Arm's CRC32
+};
+
+// Asks once.
+const Processor& processor();
+
+// The names of what it has.
+std::vector<std::string> names_of(const Processor& processor);
+
+}  // namespace gdsdata
