@@ -2,12 +2,7 @@
 
 #include <cstring>
 
-// One build serves every x86-64: it has a version for each named level, and the loader chooses.
-#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
-#define GDSDATA_MULTIVERSION __attribute__((target_clones("arch=x86-64-v4", "avx2", "default")))
-#else
-#define GDSDATA_MULTIVERSION
-#endif
+#include "base/processor.h"
 
 namespace gdsdata {
 
@@ -41,14 +36,43 @@ template <typename Word>
   }
 }
 
-GDSDATA_MULTIVERSION void widen_u8(std::byte* r, const std::byte* s, size_t n) { widen<uint8_t, int64_t>(r, s, n); }
-GDSDATA_MULTIVERSION void widen_u16(std::byte* r, const std::byte* s, size_t n) { widen<uint16_t, int64_t>(r, s, n); }
-GDSDATA_MULTIVERSION void widen_i16(std::byte* r, const std::byte* s, size_t n) { widen<int16_t, int64_t>(r, s, n); }
-GDSDATA_MULTIVERSION void widen_i32(std::byte* r, const std::byte* s, size_t n) { widen<int32_t, int64_t>(r, s, n); }
-GDSDATA_MULTIVERSION void widen_u32(std::byte* r, const std::byte* s, size_t n) { widen<uint32_t, int64_t>(r, s, n); }
-GDSDATA_MULTIVERSION void swap_2(std::byte* r, const std::byte* s, size_t n) { swap<uint16_t>(r, s, n); }
-GDSDATA_MULTIVERSION void swap_4(std::byte* r, const std::byte* s, size_t n) { swap<uint32_t>(r, s, n); }
-GDSDATA_MULTIVERSION void swap_8(std::byte* r, const std::byte* s, size_t n) { swap<uint64_t>(r, s, n); }
+using Convert = void (*)(std::byte* result, const std::byte* stored, size_t count);
+
+template <Convert kConvert>
+void plainly(std::byte* result, const std::byte* stored, size_t count) {
+  kConvert(result, stored, count);
+}
+
+#ifdef __x86_64__
+
+// One build serves every x86-64, by a version for each level of vector instructions.
+template <Convert kConvert>
+[[gnu::target("avx2")]] void by_avx2(std::byte* result, const std::byte* stored, size_t count) {
+  kConvert(result, stored, count);
+}
+
+template <Convert kConvert>
+[[gnu::target("avx512f,avx512bw,avx512dq,avx512vl")]] void by_avx512(std::byte* result, const std::byte* stored,
+                                                                     size_t count) {
+  kConvert(result, stored, count);
+}
+
+template <Convert kConvert>
+void run(std::byte* result, const std::byte* stored, size_t count) {
+  const Convert best = processor().avx512 ? by_avx512<kConvert>
+                       : processor().avx2 ? by_avx2<kConvert>
+                                          : plainly<kConvert>;
+  best(result, stored, count);
+}
+
+#else
+
+template <Convert kConvert>
+void run(std::byte* result, const std::byte* stored, size_t count) {
+  plainly<kConvert>(result, stored, count);
+}
+
+#endif
 
 }  // namespace
 
@@ -91,21 +115,21 @@ void convert(Conversion conversion, std::byte* result, const std::byte* stored, 
       std::memcpy(result, stored, stored_bytes);
       return;
     case Conversion::kU8ToI64:
-      return widen_u8(result, stored, count);
+      return run<widen<uint8_t, int64_t>>(result, stored, count);
     case Conversion::kU16ToI64:
-      return widen_u16(result, stored, count);
+      return run<widen<uint16_t, int64_t>>(result, stored, count);
     case Conversion::kI16ToI64:
-      return widen_i16(result, stored, count);
+      return run<widen<int16_t, int64_t>>(result, stored, count);
     case Conversion::kI32ToI64:
-      return widen_i32(result, stored, count);
+      return run<widen<int32_t, int64_t>>(result, stored, count);
     case Conversion::kU32ToI64:
-      return widen_u32(result, stored, count);
+      return run<widen<uint32_t, int64_t>>(result, stored, count);
     case Conversion::kSwap2:
-      return swap_2(result, stored, count);
+      return run<swap<uint16_t>>(result, stored, count);
     case Conversion::kSwap4:
-      return swap_4(result, stored, count);
+      return run<swap<uint32_t>>(result, stored, count);
     case Conversion::kSwap8:
-      return swap_8(result, stored, count);
+      return run<swap<uint64_t>>(result, stored, count);
   }
 }
 

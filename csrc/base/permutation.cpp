@@ -59,7 +59,7 @@ using PermuteLanes = void (*)(const Permutation&, Lanes&);
   permute_lanes(p, values);
 }
 
-PermuteLanes best_permute_lanes() { return processor().avx512dq ? permute_lanes_by_avx512 : permute_lanes_anywhere; }
+PermuteLanes best_permute_lanes() { return processor().avx512 ? permute_lanes_by_avx512 : permute_lanes_anywhere; }
 
 #else
 

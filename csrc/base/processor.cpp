@@ -33,7 +33,9 @@ Processor asked() {
   const unsigned saved = has(ecx, 27) ? saved_registers() : 0;
   found.avx = has(ecx, 28) && (saved & kSavesAvx) == kSavesAvx;
   if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return found;
-  found.avx512dq = has(ebx, 16) && has(ebx, 17) && (saved & kSavesAvx512) == kSavesAvx512;
+  found.avx2 = found.avx && has(ebx, 5);
+  const bool has_all = has(ebx, 16) && has(ebx, 17) && has(ebx, 30) && has(ebx, 31);
+  found.avx512 = has_all && (saved & kSavesAvx512) == kSavesAvx512;
   return found;
 }
 
@@ -57,7 +59,8 @@ const Processor& processor() {
 std::vector<std::string> names_of(const Processor& processor) {
   std::vector<std::string> names;
   if (processor.avx) names.emplace_back("avx");
-  if (processor.avx512dq) names.emplace_back("avx512dq");
+  if (processor.avx2) names.emplace_back("avx2");
+  if (processor.avx512) names.emplace_back("avx512");
   if (processor.pclmul) names.emplace_back("pclmul");
   if (processor.crc32c) names.emplace_back("crc32c");
   return names;

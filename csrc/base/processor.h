@@ -7,8 +7,8 @@
 namespace gdsdata {
 
 struct Processor {
-  bool avx = false;
-  bool avx512dq = false;  // with AVX-512F
+  bool avx = false, avx2 = false;
+  bool avx512 = false;  // F, BW, DQ and VL
   bool pclmul = false;  // with SSE4.1
   bool crc32c = false;  // SSE4.2, or Arm's CRC32
 };
