@@ -104,10 +104,12 @@ def test_processes_on_one_machine_share(monkeypatch):
 @pytest.mark.parametrize(
     ("processes", "options", "staging_mib", "segment_mib"),
     [
-        (1, {}, 13, None),
+        (1, {}, 10, None),
         (2, {}, 8, 2),
-        (8, {"segment_bytes": MIB}, 13, None),  # as the program says
+        (8, {"segment_bytes": MIB}, 10, None),  # as the program says
         (1, {"segment_bytes": 8 * MIB}, 24, None),
+        (1, {"request_bytes": 8 * MIB}, 24, None),
+        (2, {"request_bytes": 8 * MIB}, 24, 2),
     ],
 )
 def test_staging_of_several_processes_is_smaller(processes, options, staging_mib, segment_mib):

@@ -2,8 +2,6 @@
 
 #include <cstring>
 
-#include "base/processor.h"
-
 namespace gdsdata {
 
 namespace {
@@ -58,17 +56,15 @@ template <Convert kConvert>
 }
 
 template <Convert kConvert>
-void run(std::byte* result, const std::byte* stored, size_t count) {
-  const Convert best = processor().avx512 ? by_avx512<kConvert>
-                       : processor().avx2 ? by_avx2<kConvert>
-                                          : plainly<kConvert>;
+void run(std::byte* result, const std::byte* stored, size_t count, const Processor& has) {
+  const Convert best = has.avx512 ? by_avx512<kConvert> : has.avx2 ? by_avx2<kConvert> : plainly<kConvert>;
   best(result, stored, count);
 }
 
 #else
 
 template <Convert kConvert>
-void run(std::byte* result, const std::byte* stored, size_t count) {
+void run(std::byte* result, const std::byte* stored, size_t count, const Processor&) {
   plainly<kConvert>(result, stored, count);
 }
 
@@ -108,28 +104,29 @@ size_t result_element_bytes(Conversion conversion) {
   }
 }
 
-void convert(Conversion conversion, std::byte* result, const std::byte* stored, size_t stored_bytes) {
+void convert(Conversion conversion, std::byte* result, const std::byte* stored, size_t stored_bytes,
+             const Processor& has) {
   const size_t count = stored_bytes / stored_element_bytes(conversion);
   switch (conversion) {
     case Conversion::kNone:
       std::memcpy(result, stored, stored_bytes);
       return;
     case Conversion::kU8ToI64:
-      return run<widen<uint8_t, int64_t>>(result, stored, count);
+      return run<widen<uint8_t, int64_t>>(result, stored, count, has);
     case Conversion::kU16ToI64:
-      return run<widen<uint16_t, int64_t>>(result, stored, count);
+      return run<widen<uint16_t, int64_t>>(result, stored, count, has);
     case Conversion::kI16ToI64:
-      return run<widen<int16_t, int64_t>>(result, stored, count);
+      return run<widen<int16_t, int64_t>>(result, stored, count, has);
     case Conversion::kI32ToI64:
-      return run<widen<int32_t, int64_t>>(result, stored, count);
+      return run<widen<int32_t, int64_t>>(result, stored, count, has);
     case Conversion::kU32ToI64:
-      return run<widen<uint32_t, int64_t>>(result, stored, count);
+      return run<widen<uint32_t, int64_t>>(result, stored, count, has);
     case Conversion::kSwap2:
-      return run<swap<uint16_t>>(result, stored, count);
+      return run<swap<uint16_t>>(result, stored, count, has);
     case Conversion::kSwap4:
-      return run<swap<uint32_t>>(result, stored, count);
+      return run<swap<uint32_t>>(result, stored, count, has);
     case Conversion::kSwap8:
-      return run<swap<uint64_t>>(result, stored, count);
+      return run<swap<uint64_t>>(result, stored, count, has);
   }
 }
 

@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/processor.h"
+
 namespace gdsdata {
 
 enum class Conversion : uint8_t {
@@ -28,6 +30,7 @@ inline size_t result_bytes(Conversion conversion, size_t stored_bytes) {
 
 // Converts while copying. `stored_bytes` is a multiple of the stored element's size. Neither side
 // has to be aligned.
-void convert(Conversion conversion, std::byte* result, const std::byte* stored, size_t stored_bytes);
+void convert(Conversion conversion, std::byte* result, const std::byte* stored, size_t stored_bytes,
+             const Processor& has = processor());
 
 }  // namespace gdsdata

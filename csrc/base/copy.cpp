@@ -2,7 +2,6 @@
 
 #include <cstring>
 
-#include "base/processor.h"
 #include "tuning.h"
 
 // Sanitizers understand memcpy, but not these instructions.
@@ -50,12 +49,12 @@ void stream_by_16(std::byte* to, const std::byte* from, uint64_t bytes) {
 
 }  // namespace
 
-void copy_bytes(std::byte* to, const std::byte* from, uint64_t bytes) {
+void copy_bytes(std::byte* to, const std::byte* from, uint64_t bytes, const Processor& has) {
   if (bytes < tuning::kStreamedCopyBytes) {
     std::memcpy(to, from, bytes);
     return;
   }
-  const Stream stream = processor().avx ? stream_by_32 : stream_by_16;
+  const Stream stream = has.avx ? stream_by_32 : stream_by_16;
   const uint64_t head_bytes = -reinterpret_cast<uintptr_t>(to) % kLineBytes;
   const uint64_t lines_bytes = (bytes - head_bytes) / kLineBytes * kLineBytes;
   std::memcpy(to, from, head_bytes);
@@ -66,7 +65,9 @@ void copy_bytes(std::byte* to, const std::byte* from, uint64_t bytes) {
 
 #else
 
-void copy_bytes(std::byte* to, const std::byte* from, uint64_t bytes) { std::memcpy(to, from, bytes); }
+void copy_bytes(std::byte* to, const std::byte* from, uint64_t bytes, const Processor&) {
+  std::memcpy(to, from, bytes);
+}
 
 #endif
 

@@ -5,10 +5,15 @@
 #include <cstdint>
 #include <span>
 
+#include "base/processor.h"
+
 namespace gdsdata {
 
-// A position is left * b + right, with left < a and right < b, both at most 2**31 + 33. Each key is
-// one round, which adds a hash of one half to the other. There is an even number of keys.
+// The longest side of a permutation's rectangle.
+inline constexpr uint64_t kLongestSide = (uint64_t{1} << 31) + 33;
+
+// A position is left * b + right, with left < a and right < b, both at most kLongestSide. Each key
+// is one round, which adds a hash of one half to the other. There is an even number of keys.
 struct Permutation {
   uint64_t n = 0;  // at most a * b
   uint64_t a = 0, b = 0;
@@ -16,7 +21,8 @@ struct Permutation {
 };
 
 // Both spans are equally long. Positions are in range(n).
-void permute(const Permutation& permutation, std::span<const int64_t> positions, std::span<int64_t> images);
+void permute(const Permutation& permutation, std::span<const int64_t> positions, std::span<int64_t> images,
+             const Processor& has = processor());
 
 // The same with one bijection for each position: on range(n[i]), 1 to 2**32, by keys[i].
 void permute_each(std::span<const int64_t> positions, std::span<const int64_t> n, std::span<const uint64_t> keys,

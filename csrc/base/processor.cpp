@@ -1,5 +1,5 @@
-// Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1, 14.3 and 15.2:
-// bits of CPUID's leaves 1 and 7, and of the register XCR0.
+// Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1, 14.3 and 15.2,
+// and volume 2, CPUID: the bits of its leaves 1 and 7, and of the register XCR0.
 #include "base/processor.h"
 
 #if defined(__x86_64__)
@@ -24,7 +24,7 @@ constexpr bool has(unsigned bits, unsigned bit) { return (bits >> bit & 1) != 0;
 [[gnu::target("xsave")]] unsigned saved_registers() { return static_cast<unsigned>(_xgetbv(0)); }
 
 // __builtin_cpu_supports is of no use: its answers are all "no" with the compiler of the wheels.
-Processor asked() {
+Processor ask_processor() {
   Processor found;
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   if (__get_cpuid(1, &eax, &ebx, &ecx, &edx) == 0) return found;
@@ -35,24 +35,24 @@ Processor asked() {
   if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return found;
   found.avx2 = found.avx && has(ebx, 5);
   const bool has_all = has(ebx, 16) && has(ebx, 17) && has(ebx, 30) && has(ebx, 31);
-  found.avx512 = has_all && (saved & kSavesAvx512) == kSavesAvx512;
+  found.avx512 = found.avx2 && has_all && (saved & kSavesAvx512) == kSavesAvx512;
   return found;
 }
 
 #elif defined(__aarch64__)
 
-Processor asked() { return {.crc32c = (getauxval(AT_HWCAP) & HWCAP_CRC32) != 0}; }
+Processor ask_processor() { return {.crc32c = (getauxval(AT_HWCAP) & HWCAP_CRC32) != 0}; }
 
 #else
 
-Processor asked() { return {}; }
+Processor ask_processor() { return {}; }
 
 #endif
 
 }  // namespace
 
 const Processor& processor() {
-  static const Processor found = asked();
+  static const Processor found = ask_processor();
   return found;
 }
 

@@ -13,7 +13,7 @@ struct Processor {
   bool crc32c = false;  // SSE4.2, or Arm's CRC32
 };
 
-// Asks once.
+// The first call asks the processor.
 const Processor& processor();
 
 // The names of what it has.

@@ -26,7 +26,7 @@ namespace {
 // A request may exceed its range by one block on either side.
 constexpr uint64_t kRequestEdges = 2 * 65536;
 
-void check(const EngineOptions& options, const Device& device) {
+void check(const EngineOptions& options, uint64_t write_segment_bytes, const Device& device) {
   const auto refuse = [](const std::string& message) { throw Failure({ErrorCode::kInvalidArgument, message}); };
   if (options.io.queue_depth < 1 || options.io.queue_depth > 4096) refuse("queue_depth must be from 1 to 4096");
   if (options.io.request_bytes < 65536 || options.io.request_bytes % 4096 != 0 ||
@@ -37,8 +37,9 @@ void check(const EngineOptions& options, const Device& device) {
     refuse("bounce_bytes must be at least request_bytes + 131072, to hold one request with its alignment");
   }
   if (options.segment_bytes < 4096) refuse("segment_bytes must be at least 4096");
-  const uint64_t longest_segment =
-      Staging::most_bytes(longest_part_bytes(options.segment_bytes, options.io.request_bytes) + kCutBytes);
+  const uint64_t longest_part =
+      longest_part_bytes(std::max(options.segment_bytes, write_segment_bytes), options.io.request_bytes);
+  const uint64_t longest_segment = Staging::most_bytes(longest_part + kCutBytes);
   if (!device.host_addressable() && options.staging_bytes < longest_segment) {
     refuse("staging_bytes must be at least " + std::to_string(longest_segment) +
            ", to hold one segment of these segment_bytes and request_bytes");
@@ -124,7 +125,7 @@ Engine::Engine(EngineOptions options, std::shared_ptr<Device> device)
   if (options.io.bounce_bytes == 0) {
     options.io.bounce_bytes = std::max(default_bounce_bytes(options.workers), options.io.request_bytes + kRequestEdges);
   }
-  check(options, *device);
+  check(options, limits.write_bytes, *device);
   FaultPlan::parse(options.io.faults);  // throws here, not in a worker
   limits.read_bytes = options.segment_bytes;
   limits.request_bytes = options.io.request_bytes;

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstdint>
-#include <limits>
 #include <numeric>
 #include <utility>
 
@@ -105,9 +103,8 @@ void bind_samples(py::module_& module) {
   module.def(
       "permute",
       [](const Array<int64_t>& positions, uint64_t n, uint64_t a, uint64_t b, const Array<uint64_t>& keys) {
-        constexpr uint64_t kMost = std::numeric_limits<uint32_t>::max();
-        if (a < 1 || b < 1 || a > kMost || b > kMost || keys.size() % 2 != 0) {
-          throw py::value_error("permute takes a rectangle with sides of 1 to 2**32 - 1, and an even number of keys");
+        if (a < 1 || b < 1 || a > kLongestSide || b > kLongestSide || keys.size() % 2 != 0) {
+          throw py::value_error("permute takes a rectangle with sides of 1 to 2**31 + 33, and an even number of keys");
         }
         return images_of({n, a, b, span_of(keys)}, positions);
       },

@@ -44,8 +44,8 @@ class EngineOptions:
             of a read may take longer. Futures of `Engine.read` have the timeout of their ``result``
             instead.
         segment_bytes: most bytes of a batch that one worker takes at a time. All workers share a
-            batch, in segments of at least 1 MiB. 0: 1 MiB, 3 MiB on the way to a GPU, 4 MiB for
-            writes from a GPU, 8 MiB for writes from the CPU.
+            batch, in segments of at least 1 MiB. 0: 1 MiB, 3 MiB on the way to a GPU, 4 MiB from a
+            GPU, 8 MiB for writes from the CPU.
         request_bytes: longest single request to storage.
         bounce_bytes: page-aligned memory of one worker that O_DIRECT reads into and writes from,
             allocated when first needed. 0: the workers share 64 MiB, with at least 16 MiB each. If
@@ -53,8 +53,8 @@ class EngineOptions:
             half of it, or two requests, of writes in flight while it prepares the other half.
         staging_bytes: pinned memory of one worker that bytes pass on their way to a GPU. 0: 10 MiB.
             If several processes of this job run on the machine (``LOCAL_WORLD_SIZE``), it is 8 MiB,
-            with segments of 2 MiB. Short reads have 1.3 MiB of their own. Each is allocated
-            when first needed.
+            with segments of 2 MiB both ways. Short reads have 1.3 MiB of their own. Each is
+            allocated when first needed.
         coalesce_gap_bytes: one request reads extents that are at most this far apart.
         cufile_batch: give cuFile its requests by its batch interface instead of blocking calls on
             the workers.
@@ -99,6 +99,8 @@ def staging_for(options: EngineOptions, processes: int) -> dict[str, int]:
     """
     if options.staging_bytes:
         return {}
+    longest = max(options.segment_bytes, options.request_bytes)  # a request may be longer than a segment
+    least = STAGED_SEGMENTS * longest
     if options.segment_bytes == 0 and processes > 1:
-        return {"staging_bytes": _STAGING_BYTES_OF_SEVERAL, "segment_bytes": _SEGMENT_BYTES_OF_SEVERAL}
-    return {"staging_bytes": max(_STAGING_BYTES, STAGED_SEGMENTS * options.segment_bytes)}
+        return {"staging_bytes": max(_STAGING_BYTES_OF_SEVERAL, least), "segment_bytes": _SEGMENT_BYTES_OF_SEVERAL}
+    return {"staging_bytes": max(_STAGING_BYTES, least)}

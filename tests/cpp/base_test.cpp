@@ -3,9 +3,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <random>
 #include <set>
 #include <utility>
+#include <vector>
 
 #include "base/convert.h"
 #include "base/copy.h"
@@ -14,7 +17,9 @@
 #include "base/extent_math.h"
 #include "base/heads.h"
 #include "base/mapping.h"
+#include "base/permutation.h"
 #include "base/pickle.h"
+#include "base/processor.h"
 #include "testing.h"
 
 namespace gdsdata::testing {
@@ -128,11 +133,18 @@ TEST(Coalesce, JoinsTheRecordsOfASequentialBatchIntoOneRange) {
   EXPECT_EQ(ranges[0].length, 63u * 2048 + 2050);
 }
 
+// This processor, and what it would be with fewer vector instructions.
+std::vector<Processor> processors() {
+  Processor without_avx512 = processor();
+  without_avx512.avx512 = false;
+  return {processor(), without_avx512, {}};
+}
+
 template <typename Stored>
-void expect_widened(Conversion conversion, size_t count) {
+void expect_widened(Conversion conversion, size_t count, const Processor& has) {
   const Bytes stored = random_bytes(count * sizeof(Stored) + 1, count);
   Bytes result(count * 8 + 1);
-  convert(conversion, result.data() + 1, stored.data() + 1, count * sizeof(Stored));  // misaligned on both sides
+  convert(conversion, result.data() + 1, stored.data() + 1, count * sizeof(Stored), has);  // both misaligned
   for (size_t i = 0; i < count; ++i) {
     Stored element;
     int64_t wide;
@@ -143,12 +155,36 @@ void expect_widened(Conversion conversion, size_t count) {
 }
 
 TEST(Convert, WidensEveryIntegerAtAnyAlignmentAndLength) {
-  for (size_t count : {0, 1, 3, 7, 8, 15, 16, 17, 63, 64, 65, 1025}) {
-    expect_widened<uint8_t>(Conversion::kU8ToI64, count);
-    expect_widened<uint16_t>(Conversion::kU16ToI64, count);
-    expect_widened<int16_t>(Conversion::kI16ToI64, count);
-    expect_widened<int32_t>(Conversion::kI32ToI64, count);
-    expect_widened<uint32_t>(Conversion::kU32ToI64, count);
+  for (const Processor& has : processors()) {
+    for (size_t count : {0, 1, 3, 7, 8, 15, 16, 17, 63, 64, 65, 1025}) {
+      expect_widened<uint8_t>(Conversion::kU8ToI64, count, has);
+      expect_widened<uint16_t>(Conversion::kU16ToI64, count, has);
+      expect_widened<int16_t>(Conversion::kI16ToI64, count, has);
+      expect_widened<int32_t>(Conversion::kI32ToI64, count, has);
+      expect_widened<uint32_t>(Conversion::kU32ToI64, count, has);
+    }
+  }
+}
+
+TEST(Permutation, IsTheSameWithAndWithoutVectorInstructions) {
+  std::mt19937_64 random(1);
+  for (size_t turn = 0; turn < 2000; ++turn) {
+    const uint64_t n = 1 + (random() >> (2 + random() % 60));
+    auto a = static_cast<uint64_t>(std::ceil(std::sqrt(static_cast<double>(n))));
+    const uint64_t b = (n + a - 1) / a;
+    std::vector<uint64_t> keys(8);
+    std::generate(keys.begin(), keys.end(), random);
+    std::vector<int64_t> positions;
+    for (size_t i = 0; i < 40; ++i) {
+      const uint64_t row = random() % a * b;  // its ends are where a quotient is easily wrong
+      for (const uint64_t position : {row, row - 1, random()}) positions.push_back(static_cast<int64_t>(position % n));
+    }
+    std::vector<int64_t> first(positions.size()), images(positions.size());
+    permute({n, a, b, keys}, positions, first);
+    for (const Processor& has : processors()) {
+      permute({n, a, b, keys}, positions, images, has);
+      ASSERT_EQ(images, first) << "n=" << n;
+    }
   }
 }
 
@@ -156,11 +192,13 @@ TEST(Convert, SwapsBytesOfEachElement) {
   for (const auto& [conversion, element] :
        {std::pair{Conversion::kSwap2, 2}, {Conversion::kSwap4, 4}, {Conversion::kSwap8, 8}}) {
     const Bytes stored = random_bytes(static_cast<size_t>(element) * 33, 5);
-    Bytes result(stored.size());
-    convert(conversion, result.data(), stored.data(), stored.size());
-    for (size_t i = 0; i < stored.size(); ++i) {
-      const size_t mirrored = i / element * element + (element - 1 - i % element);
-      ASSERT_EQ(result[i], stored[mirrored]);
+    for (const Processor& has : processors()) {
+      Bytes result(stored.size());
+      convert(conversion, result.data(), stored.data(), stored.size(), has);
+      for (size_t i = 0; i < stored.size(); ++i) {
+        const size_t mirrored = i / element * element + (element - 1 - i % element);
+        ASSERT_EQ(result[i], stored[mirrored]);
+      }
     }
   }
 }
@@ -383,7 +421,8 @@ TEST(CopyBytes, CopiesEveryByteAndNoOtherAtAnyAlignmentAndLength) {
     for (const size_t to : {0, 1, 16, 63, 64}) {
       for (const size_t from : {0, 1, 64, 100}) {
         Bytes target(kMost + kAround, std::byte{7});
-        copy_bytes(target.data() + to, source.data() + from, length);
+        const Processor has = from == 1 ? Processor{} : processor();
+        copy_bytes(target.data() + to, source.data() + from, length, has);
         ASSERT_EQ(std::memcmp(target.data() + to, source.data() + from, length), 0)
             << length << " " << to << " " << from;
         const auto untouched = [](std::byte one) { return one == std::byte{7}; };

@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "staged_batches.h"
+#include "staged_prefetcher.h"
 
 namespace gdsdata::testing {
 namespace {

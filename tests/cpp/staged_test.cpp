@@ -1,8 +1,6 @@
 // The engine with a device that the processor cannot write.
 #include "staged.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -10,6 +8,7 @@
 #include <memory>
 #include <numeric>
 #include <random>
+#include <regex>
 #include <string>
 #include <thread>
 #include <tuple>
@@ -17,7 +16,6 @@
 
 #include "base/crc32.h"
 #include "base/extent_math.h"
-#include "engine/staging.h"
 #include "engine/whole.h"
 
 namespace gdsdata::testing {
@@ -352,6 +350,22 @@ TEST_F(Staged, RefusesStagingMemoryThatHoldsNoSegment) {
   EXPECT_NE(error.message.find("staging_bytes must be at least " + std::to_string(kLeastStagingBytes)),
             std::string::npos)
       << error.message;
+}
+
+TEST_F(Staged, TheLeastStagingMemoryOfDefaultSegmentsHoldsOneThatIsWrittenToo) {
+  const std::string refusal = error_of([&] { make_engine({.staging_bytes = 1, .segment_bytes = 0}); }).message;
+  std::smatch least;
+  ASSERT_TRUE(std::regex_search(refusal, least, std::regex("staging_bytes must be at least (\\d+)"))) << refusal;
+  const auto engine = make_engine({.workers = 1, .staging_bytes = std::stoull(least[1]), .segment_bytes = 0});
+  const TemporaryFolder folder;
+  const Bytes content = random_bytes(20'000'001, 1);
+  Memory memory(*device_, content.size());
+  memory.fill(content);
+  Caller caller;
+  caller.memory = memory.data();
+  caller.stall_timeout = kPatience;
+  write_whole(*engine, folder.file("x"), content.size(), caller);
+  EXPECT_TRUE(same(read_file(folder.file("x")), content));
 }
 
 // Parts that are consecutive in the file and in staging memory, but not on the device, are read by

@@ -163,7 +163,8 @@ class Tune(Case):
         """{parameter: values to try}, without those of the default and those that cannot matter."""
         on_gpu, writes = device.is_cuda(self.device), table.source.kind == "write"
         default = EngineOptions(**self.base)
-        same = {"queue_depth": 64, "segment_bytes": (4 if on_gpu else 8 if writes else 1) * MIB}
+        segment_mib = (4 if on_gpu else 8) if writes else (3 if on_gpu else 1)
+        same = {"queue_depth": 64, "segment_bytes": segment_mib * MIB}
         found = {}
         for name in SEARCHED:
             own = getattr(default, name)

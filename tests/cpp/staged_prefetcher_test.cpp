@@ -1,9 +1,11 @@
 // Batches on a device that the processor cannot write, and their users.
-#include "staged_batches.h"
+#include "staged_prefetcher.h"
 
+#include <chrono>
 #include <memory>
 #include <random>
 #include <set>
+#include <string>
 #include <utility>
 #include <vector>
 

@@ -1,4 +1,4 @@
-// Shared by tests of batches on a device that the processor cannot write.
+// Shared by tests of batches on a device that the processor cannot write, and of their consumers.
 #pragma once
 
 #include <atomic>
@@ -11,7 +11,9 @@
 #include <vector>
 
 #include "device/cuda_api.h"
+#include "engine/buffer_pool.h"
 #include "engine/prefetcher.h"
+#include "engine/residence.h"
 #include "python/lease.h"
 #include "staged.h"
 
