@@ -13,7 +13,8 @@ struct Processor {
   bool crc32c = false;  // SSE4.2, or Arm's CRC32
 };
 
-// The first call asks the processor.
+// The first call asks the processor. Functions that depend on it take it as an argument, so that
+// tests can leave instructions out.
 const Processor& processor();
 
 // The names of what it has.

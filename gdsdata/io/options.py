@@ -51,10 +51,11 @@ class EngineOptions:
             allocated when first needed. 0: the workers share 64 MiB, with at least 16 MiB each. If
             the machine or a control group has less than 1 GiB left, each has 4 MiB. io_uring has
             half of it, or two requests, of writes in flight while it prepares the other half.
-        staging_bytes: pinned memory of one worker that bytes pass on their way to a GPU. 0: 10 MiB.
-            If several processes of this job run on the machine (``LOCAL_WORLD_SIZE``), it is 8 MiB,
-            with segments of 2 MiB both ways. Short reads have 1.3 MiB of their own. Each is
-            allocated when first needed.
+        staging_bytes: pinned memory of one worker that bytes pass on their way to a GPU. 0: 10 MiB,
+            or three times ``segment_bytes`` or ``request_bytes`` if that is more. If several
+            processes of this job run on the machine (``LOCAL_WORLD_SIZE``), it is 8 MiB, with
+            segments of 2 MiB both ways. Short reads have 1.3 MiB of their own. Each is allocated
+            when first needed.
         coalesce_gap_bytes: one request reads extents that are at most this far apart.
         cufile_batch: give cuFile its requests by its batch interface instead of blocking calls on
             the workers.
