@@ -117,15 +117,16 @@ class _Announced(_Memory):
 
 
 def _come_late(rank, folder):
-    """Have rank 1 come when rank 0 has read, or late. Return whether it has, and three counts.
+    """Have rank 1 begin when rank 0 has read, or late. Return whether it has, and three counts.
 
     They are the bytes that this rank read: of what both want, and twice of files that one wants.
     """
+    with transfers.reads_together("auto", None, {"call": "connect"}, 60):
+        pass
     counts, until = [], time.monotonic() + 20
+    while rank == 1 and not (folder / "read").exists() and time.monotonic() < until:
+        time.sleep(0.001)
     with _small_pieces(rank), transfers.reads_together("auto", None, {"call": "test"}, 60) as together:
-        if rank == 1:
-            while not (folder / "read").exists() and time.monotonic() < until:
-                time.sleep(0.001)
         for path in ("/a", f"/{'b' * (1 + rank)}", f"/{'c' * (1 + rank)}"):
             memory = _Announced(_wants_of(path), folder / "read")
             together.read(memory.wants, memory, None)

@@ -194,6 +194,7 @@ class Session:
         self._twin: _Twin | None = None
         self.is_abandoned = False
         self._is_over = False  # all ranks know of an error, or some are lost
+        self._calls: tuple[torch.Tensor, Work] | None = None  # of all ranks, not compared yet
 
     def __enter__(self) -> Session:
         twin = self.agreement.twin()
@@ -209,9 +210,15 @@ class Session:
         return self
 
     def _begin(self) -> None:
+        """Say which call this is. The next exchange compares it, so this rank need not wait now."""
         said = hashlib.blake2b(repr(sorted(self._call.items())).encode(), digest_size=8).digest()
-        headers = self.agree(Kind.BEGIN, int.from_bytes(said, "little", signed=True))
-        if (headers[:, 1] != headers[0, 1]).any():
+        self._calls = self._sent(_header(Kind.BEGIN, int.from_bytes(said, "little", signed=True)))
+
+    def _compare_calls(self) -> None:
+        assert self._calls is not None
+        exchange, self._calls = self._calls, None
+        headers = self._received(*exchange).numpy()
+        if (headers[:, :2] != headers[0, :2]).any():
             calls = [pickle.loads(one) for one in self._exchanged(pickle.dumps(self._call))]
             self._is_over = True
             raise ValueError(f"the ranks of the group make different calls: {words_of_values(calls)}")
@@ -362,15 +369,22 @@ class Session:
         self.agreement.drop_twin()
 
     def _gathered(self, kind: Kind, *numbers: int) -> np.ndarray:
-        mine = np.zeros(1 + _NUMBERS, np.int64)
-        mine[: 1 + len(numbers)] = (kind, *numbers)
-        return self._all(torch.from_numpy(mine)).numpy()
+        if self._calls is not None:
+            self._compare_calls()
+        return self._all(_header(kind, *numbers)).numpy()
 
     def _all(self, mine: torch.Tensor) -> torch.Tensor:
+        return self._received(*self._sent(mine))
+
+    def _sent(self, mine: torch.Tensor) -> tuple[torch.Tensor, Work]:
+        """Begin to exchange a tensor. Returns the place for those of all ranks, and the work."""
         found = torch.empty((self.count, *mine.shape), dtype=mine.dtype)
         options = torch.distributed.distributed_c10d.AllgatherOptions()
         options.timeout = self.agreement.timeout
-        self._made(lambda group: group.allgather([list(found.unbind(0))], [mine], options).wait())
+        return found, self._made(lambda group: group.allgather([list(found.unbind(0))], [mine], options))
+
+    def _received(self, found: torch.Tensor, exchange: Work) -> torch.Tensor:
+        self._made(lambda _: exchange.wait())
         return found
 
     def _exchanged(self, content: bytes) -> list[bytes]:
@@ -386,6 +400,13 @@ class Session:
         self._is_over = True
         together = f"{self.count} that read together"
         raise error_of_all(mine, self._exchanged, range(self.count), self.rank, together)
+
+
+def _header(kind: Kind, *numbers: int) -> torch.Tensor:
+    """Return what a rank says in an agreement: int64 (7,)."""
+    found = np.zeros(1 + _NUMBERS, np.int64)
+    found[: 1 + len(numbers)] = (kind, *numbers)
+    return torch.from_numpy(found)
 
 
 def node_name() -> str:

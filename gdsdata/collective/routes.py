@@ -22,7 +22,7 @@ Transfer = tuple[torch.Tensor, int]  # memory without gaps, and the other rank
 
 # Transfers that a GPU's stream has ahead of it. More would only hide a rank that is lost.
 _MOST_QUEUED = 2
-_LOOKS_EVERY_S = 0.0002
+_LOOKS_EVERY_S = 0.00005
 
 # Groups whose NCCL may still have transfers that the other side never began. They would take the
 # bytes of the next ones.
