@@ -80,6 +80,12 @@ OPEN_DRIVER = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.1
 NO_NVFS = {"proc/driver/nvidia-fs": None}
 NVME_GPU = "sys/devices/pci0000:40/0000:40:01.1/0000:41:00.0"
 NVME_DISK = "sys/devices/pci0000:60/0000:60:03.1/0000:61:00.0"
+
+
+def uses(machine, *names):
+    return {"probes/processor.json": {"machine": machine, "uses": names}}
+
+
 MLX = "sys/class/infiniband/mlx5_{}/ports/1/{}"
 SMI = "tools/nvidia-smi --query-gpu=name,compute_cap,pci.bus_id --format=csv,noheader"
 NVIDIA_GPUS = ["0000:1b:00.0", "0000:bb:00.0"]
@@ -422,6 +428,25 @@ CASES = {
         ("no", "container", {}, "this process has a seccomp filter"),
         ("no", "laptop", {"probes/io_uring.json": None, "proc/sys/kernel/io_uring_disabled": "2\n"}, "disabled=2"),
         ("unknown", "container", {"probes/io_uring.json": None}, "a seccomp filter may forbid it"),
+    ],
+    "vector_instructions": [
+        ("yes", "laptop", uses("x86_64", "avx", "avx2", "pclmul", "crc32c"), "uses avx, avx2, pclmul, crc32c"),
+        ("yes", "laptop", uses("aarch64", "crc32c"), "uses crc32c"),
+        (
+            "no",
+            "laptop",
+            uses("x86_64", "crc32c") | {"proc/cpuinfo": "flags\t: sse4_2\n"},
+            "the engine lacks avx2, pclmul",
+        ),
+        (
+            "no",
+            "laptop",
+            uses("x86_64", "pclmul", "crc32c") | {"proc/cpuinfo": "flags\t\t: sse4_2 avx2\n"},
+            "the engine lacks avx2; /proc/cpuinfo has avx2",
+        ),
+        ("no", "laptop", uses("aarch64") | {"proc/cpuinfo": "Features\t: fp crc32\n"}, "/proc/cpuinfo has crc32"),
+        ("unknown", "laptop", uses("riscv64"), "riscv64"),
+        ("unknown", "laptop", {}, "the engine was not asked"),
     ],
     "locked_memory": [
         ("yes", "nfs_rdma", {}, "unlimited"),

@@ -33,7 +33,7 @@ CHECKS: dict[str, tuple[Check, ...]] = {
     "gpu": (serving.gpu, gpu.driver, gpu.cuda, gpu.gpu_supported, gpu.bar1),
     "gpudirect": (gpu.peer_to_peer, gpu.cufile, serving.fallback, pcie.iommu, pcie.acs, pcie.distance, pcie.numa),
     "network": (network.rdma, network.pause_frames),
-    "system": (system.io_uring, system.locked_memory, system.security),
+    "system": (system.io_uring, system.vector_instructions, system.locked_memory, system.security),
 }
 # Those of a URL.
 URL_CHECKS: dict[str, tuple[Check, ...]] = {

@@ -11,6 +11,7 @@ import ctypes
 import functools
 import itertools
 import os
+import platform
 import stat
 import tempfile
 import warnings
@@ -139,6 +140,10 @@ def io_uring(path: str) -> dict[str, Any]:
     return {"backend": shared.backend, "workers": shared.workers, "fallback_reason": shared.fallback_reason}
 
 
+def processor(path: str) -> dict[str, Any]:
+    return {"machine": platform.machine(), "uses": engine.processor_features()}
+
+
 def direct(path: str) -> dict[str, Any]:
     with file_at(path) as file:
         size = os.path.getsize(file)
@@ -221,6 +226,7 @@ PROBES: dict[str, Callable[[str], dict[str, Any]]] = {
     "gpu": attempt(gpu),
     "wheels": attempt(wheels),
     "io_uring": attempt(io_uring),
+    "processor": attempt(processor),
     "direct": attempt(direct),
     "alignment": attempt(alignment),
     "reading": attempt(reading),

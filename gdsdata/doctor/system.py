@@ -10,6 +10,12 @@ from gdsdata.doctor.place import Place
 
 _MOST_BOUNCE_BYTES = 12 * 16 << 20  # of 12 workers, the most that the engine has by default
 _CAP_IPC_LOCK = 14
+# The vector instructions that most of the engine's fast ways need, by the kind of processor, with
+# the names that /proc/cpuinfo has for them. AVX-512 is faster still.
+_VECTORS = {
+    "x86_64": {"avx2": "avx2", "pclmul": "pclmulqdq", "crc32c": "sse4_2"},
+    "aarch64": {"crc32c": "crc32"},
+}
 _SECCOMP_FILTER = "2"
 
 
@@ -34,6 +40,30 @@ def io_uring(host: Host, place: Place) -> Answer:
         return no(f"kernel.io_uring_disabled={disabled}", "sysctl kernel.io_uring_disabled=0, or run as its group")
     said = (found or {}).get("error", "it was not tried")
     return unknown(f"{said}; {'a seccomp filter may forbid it' if filtered else 'nothing forbids it'}")
+
+
+@check("vector instructions")
+def vector_instructions(host: Host, place: Place) -> Answer:
+    """Ask the engine which ones it uses. If it lacks some, look whether the processor has them.
+
+    Without them, checksums take five times as long, and shuffled orders six times. A virtual
+    machine may hide them.
+    """
+    found = host.probe("processor") or {}
+    if "uses" not in found:
+        return unknown(found.get("error", "the engine was not asked"))
+    needed = _VECTORS.get(found["machine"])
+    if needed is None:
+        return unknown(f"the engine has none for {found['machine']}")
+    lacking = [name for name in needed if name not in found["uses"]]
+    if not lacking:
+        return yes(f"the engine uses {', '.join(found['uses'])}")
+    flags = re.search(r"^(?:flags|Features)\s*:(.*)", host.text("/proc/cpuinfo") or "", re.MULTILINE)
+    there = [needed[name] for name in lacking if flags and needed[name] in flags[1].split()]
+    said = f"the engine lacks {', '.join(lacking)}"
+    if there:
+        return no(f"{said}; /proc/cpuinfo has {', '.join(there)}", "report this fault of gdsdata")
+    return no(said, "let a virtual machine have its host's processor (QEMU: -cpu host), or use a newer one")
 
 
 @check("locked memory")
