@@ -3,8 +3,11 @@
 import random
 import re
 import shlex
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 import yaml
 from test_bench import MIB, bench, results_in, small
 from test_bench_compare import documented, unnamed
@@ -20,6 +23,7 @@ from gdsdata.io.options import EngineOptions
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
 
+TUNING = Path(__file__).parent.parent / "csrc" / "tuning.h"
 SPACE = {"workers": [1, 2, 4, 8], "queue_depth": [16, 256], "direct": ["always", "never"]}
 
 
@@ -279,6 +283,22 @@ def test_settings_that_make_no_sense_are_named(tmp_path, override, said):
     values = [int(one) if one.isdigit() else one for one in value.strip("[]").split(",")]
     with pytest.raises(ValueError, match=said):
         settings.check(settings.Settings(engine={}, case=cases.TuneSettings(**{name: values})))
+
+
+def default_of(constant):
+    """Return a constant of the engine's tuning.h."""
+    ((number, shift),) = re.findall(rf"{constant} = (\d+)(?: << (\d+))?;", TUNING.read_text())
+    return int(number) << int(shift or 0)
+
+
+@pytest.mark.parametrize(("device", "its"), [("cpu", "Host"), ("cuda", "Device")])
+@pytest.mark.parametrize("kind", ["read", "write"])
+def test_values_that_are_the_engines_defaults_are_not_tried(device, its, kind):
+    segment, depth = default_of(f"k{its}{kind.title()}SegmentBytes"), default_of("kQueueDepth")
+    chosen = cases.TuneSettings(segment_bytes=[segment, 5 * MIB], queue_depth=[7, depth])
+    bench_side = SimpleNamespace(case=chosen, device=torch.device(device), base={})
+    space = tune.Tune.space(bench_side, SimpleNamespace(source=SimpleNamespace(kind=kind), cache="cold"))
+    assert (space["segment_bytes"], space["queue_depth"]) == ([5 * MIB], [7])
 
 
 # ------------------------------------------------------------------------------------------------ whole runs
