@@ -93,6 +93,9 @@ class EngineClosed(GdsdataError):
     """The engine was closed before this call, or during it."""
 
 
+ITERATOR_CLOSED = "the data set's iterator was closed"  # of an `EngineClosed`
+
+
 class SaveAborted(GdsdataError):
     """Another rank kept a checkpoint from being saved: ``rank``, or -1 if unknown."""
 

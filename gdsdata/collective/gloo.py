@@ -21,13 +21,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed
 
-from gdsdata.errors import EngineClosed
+from gdsdata.errors import ITERATOR_CLOSED, EngineClosed
 from gdsdata.torch_private import keys_of_gloo
 
 if TYPE_CHECKING:
     from torch.distributed import Work
 
-CLOSED = "the data set's iterator was closed"
 # A wait for the others looks this often whether it is still wanted. Each look costs some 30 us.
 _LOOK_S = 0.05
 # The others are there already when a group is made, so that takes milliseconds.
@@ -73,7 +72,7 @@ def gloo_group(
             with contextlib.suppress(NotDone):
                 return making.made.result(_LOOK_S)
             if is_wanted is not None and not is_wanted():
-                raise EngineClosed(CLOSED)
+                raise EngineClosed(ITERATOR_CLOSED)
             if time.monotonic() > making.until + _ANSWER_S:
                 raise RuntimeError("the store of the process group does not answer: its host has ended or hangs")
     finally:
@@ -111,7 +110,7 @@ class _Making:
         pause_s = 0.001
         while not store.check(keys):  # gloo's own wait could not be ended
             if not self.is_wanted:
-                raise EngineClosed(CLOSED)
+                raise EngineClosed(ITERATOR_CLOSED)
             if time.monotonic() > self.until:
                 raise RuntimeError(f"after {self._timeout.total_seconds():g} s not all of them had begun")
             time.sleep(pause_s)
@@ -141,7 +140,7 @@ def complete(work: Work, is_wanted: Callable[[], bool]) -> None:
     """
     while not work.is_completed():
         if not is_wanted():
-            raise EngineClosed(CLOSED)
+            raise EngineClosed(ITERATOR_CLOSED)
         with contextlib.suppress(RuntimeError):  # that it is not completed yet
             work.wait(timedelta(seconds=_LOOK_S))
     work.wait()

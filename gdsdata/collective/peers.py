@@ -19,9 +19,9 @@ import numpy as np
 import torch
 import torch.distributed
 
-from gdsdata.collective.gloo import CLOSED, break_off, complete, gloo_group, words_of
+from gdsdata.collective.gloo import break_off, complete, gloo_group, words_of
 from gdsdata.collective.shared_errors import contents_of_all, error_of_all, ranks_in_words
-from gdsdata.errors import EngineClosed, RankLost
+from gdsdata.errors import ITERATOR_CLOSED, EngineClosed, RankLost
 from gdsdata.torch_private import timeout_of_group
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ class Meeting:
         under_way: deque[Work] = deque()
         self._is_idle = False
         if not self._is_wanted():  # `break_off` may have come just before
-            raise EngineClosed(CLOSED)
+            raise EngineClosed(ITERATOR_CLOSED)
         try:
             for begin in range(0, max((one.content.nbytes for _, one in parcels), default=0), _PIECE_BYTES):
                 for move, one in parcels:

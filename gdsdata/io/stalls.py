@@ -9,11 +9,10 @@ from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as NotYet
 from typing import Any, Protocol
 
-from gdsdata.errors import EngineClosed, StallError
+from gdsdata.errors import ITERATOR_CLOSED, EngineClosed, StallError
 
 # A wait checks progress after a quarter of the timeout, and at least this often.
 _LONGEST_LOOK_S = 0.25
-_CLOSED = "the data set's iterator was closed"
 
 
 class Awaited(Protocol):
@@ -75,7 +74,7 @@ class ReadsInFlight:
             read.let_go()
         if self.has_stalled:
             raise StallError(f"a read was given up: nothing had been read for {self._timeout_s} s")
-        raise EngineClosed(_CLOSED)
+        raise EngineClosed(ITERATOR_CLOSED)
 
     def close(self) -> None:
         """Have threads abandon the reads that they wait for."""
@@ -105,7 +104,7 @@ class ReadsInFlight:
             try:
                 done.exception(self._look_s)
             except CancelledError:
-                raise EngineClosed(_CLOSED) from None
+                raise EngineClosed(ITERATOR_CLOSED) from None
             except NotYet:
                 now, found = time.monotonic(), progress()
                 if found is None or found != before:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from gdsdata.data.batches.reader import CLOSED, IndexT, Reader
+from gdsdata.data.batches.reader import IndexT, Reader
 from gdsdata.data.batches.settings import BatchSettings
-from gdsdata.errors import CorruptData, EngineClosed, IoError
+from gdsdata.errors import ITERATOR_CLOSED, CorruptData, EngineClosed, IoError
 from gdsdata.formats.plan import Plan
 from gdsdata.io import engine
 from gdsdata.io.stalls import Awaited, ReadsInFlight
@@ -100,10 +100,10 @@ class AheadReader(Reader[IndexT], Generic[IndexT, BegunT]):
 
     def next(self) -> Any:
         if self._closed:
-            raise EngineClosed(CLOSED)
+            raise EngineClosed(ITERATOR_CLOSED)
         self._begin_some()
         if not self._begun:  # `stop` was called meanwhile
-            raise EngineClosed(CLOSED)
+            raise EngineClosed(ITERATOR_CLOSED)
         begun = self._begun[0]
         self._ready += sum(one.done.done() for one in list(self._begun))
         self._wait_for(begun.done)

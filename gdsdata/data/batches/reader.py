@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
-from gdsdata.errors import EngineClosed
+from gdsdata.errors import ITERATOR_CLOSED, EngineClosed
 from gdsdata.formats.index import SampleIndex
 from gdsdata.formats.plan import Plan
 
 if TYPE_CHECKING:
     from gdsdata.data.batches.pieces import OpenPieces
-
-CLOSED = "the data set's iterator was closed"
 
 IndexT = TypeVar("IndexT", bound=SampleIndex)
 
@@ -85,4 +83,4 @@ class Reader(ABC, Generic[IndexT]):
 
 
 def _raise_closed() -> Any:
-    raise EngineClosed(CLOSED)
+    raise EngineClosed(ITERATOR_CLOSED)

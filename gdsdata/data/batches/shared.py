@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from gdsdata.collective.gloo import CLOSED, complete
+from gdsdata.collective.gloo import complete
 from gdsdata.collective.peers import Gathers, GlooGathers, NcclGathers, Peers
 from gdsdata.data.batches.ragged import RAGGED_AS
 from gdsdata.data.batches.reader import IndexT, Reader
 from gdsdata.data.batches.settings import BatchSettings
 from gdsdata.data.batches.shared_layout import Gathered
 from gdsdata.data.batches.shared_parts import Agreed, PartsAhead, Planned
-from gdsdata.errors import EngineClosed
+from gdsdata.errors import ITERATOR_CLOSED, EngineClosed
 from gdsdata.io.memory import MemoryPool
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class SharedReader(Reader[IndexT]):
         if self._left_to_gather:
             self._begin_next()
         if self._parts.is_closed:
-            raise EngineClosed(CLOSED)
+            raise EngineClosed(ITERATOR_CLOSED)
         error = self._parts.error
         if error is not None and (self._parts.is_lost or not self._begun):
             raise error

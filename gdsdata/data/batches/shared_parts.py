@@ -20,14 +20,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from gdsdata.collective.gloo import CLOSED
 from gdsdata.collective.peers import Meeting, NcclGathers, Peers
 from gdsdata.collective.shared_errors import words_of_values
 from gdsdata.data.batches.reader import Reader
 from gdsdata.data.batches.settings import BatchSettings
 from gdsdata.data.batches.shared_layout import Gathered, Layout, Part
 from gdsdata.data.batches.skipped import NothingLeft
-from gdsdata.errors import EngineClosed, RankLost
+from gdsdata.errors import ITERATOR_CLOSED, EngineClosed, RankLost
 from gdsdata.io.program_end import stop_at_exit
 
 # When this is closed, the thread notifies the peers, which may take so long; when the program ends,
@@ -289,11 +288,11 @@ class PartsAhead:
         try:
             with self._inner_in_use:
                 if self.is_closed:
-                    raise EngineClosed(CLOSED)
+                    raise EngineClosed(ITERATOR_CLOSED)
                 return self._inner.next(), None
         except Exception as error:
             if self.is_closed:
-                raise EngineClosed(CLOSED) from error
+                raise EngineClosed(ITERATOR_CLOSED) from error
             return None, error
 
     def _agreed_layout(self, meeting: Meeting, batch: Any) -> Layout:
