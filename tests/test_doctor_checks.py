@@ -64,6 +64,10 @@ def finding(host, check, path, silence=""):
     return BY_NAME[check](host, place_of(host, path, silence))
 
 
+def uses(machine, *names):
+    return {"probes/processor.json": {"machine": machine, "uses": names}}
+
+
 def mounted(name, line):
     """The host's mounts, and one more above its path."""
     return {"proc/self/mountinfo": (recorded(name) / "proc/self/mountinfo").read_text() + line + "\n"}
@@ -80,11 +84,6 @@ OPEN_DRIVER = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.1
 NO_NVFS = {"proc/driver/nvidia-fs": None}
 NVME_GPU = "sys/devices/pci0000:40/0000:40:01.1/0000:41:00.0"
 NVME_DISK = "sys/devices/pci0000:60/0000:60:03.1/0000:61:00.0"
-
-
-def uses(machine, *names):
-    return {"probes/processor.json": {"machine": machine, "uses": names}}
-
 
 MLX = "sys/class/infiniband/mlx5_{}/ports/1/{}"
 SMI = "tools/nvidia-smi --query-gpu=name,compute_cap,pci.bus_id --format=csv,noheader"

@@ -214,14 +214,12 @@ class Session:
         said = hashlib.blake2b(repr(sorted(self._call.items())).encode(), digest_size=8).digest()
         self._calls = self._sent(_header(Kind.BEGIN, int.from_bytes(said, "little", signed=True)))
 
-    def _compare_calls(self) -> None:
-        assert self._calls is not None
-        exchange, self._calls = self._calls, None
-        headers = self._received(*exchange).numpy()
+    def _compare(self, calls: torch.Tensor, exchange: Work) -> None:
+        headers = self._received(calls, exchange).numpy()
         if (headers[:, :2] != headers[0, :2]).any():
-            calls = [pickle.loads(one) for one in self._exchanged(pickle.dumps(self._call))]
+            different = [pickle.loads(one) for one in self._exchanged(pickle.dumps(self._call))]
             self._is_over = True
-            raise ValueError(f"the ranks of the group make different calls: {words_of_values(calls)}")
+            raise ValueError(f"the ranks of the group make different calls: {words_of_values(different)}")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -370,7 +368,8 @@ class Session:
 
     def _gathered(self, kind: Kind, *numbers: int) -> np.ndarray:
         if self._calls is not None:
-            self._compare_calls()
+            calls, self._calls = self._calls, None
+            self._compare(*calls)
         return self._all(_header(kind, *numbers)).numpy()
 
     def _all(self, mine: torch.Tensor) -> torch.Tensor:

@@ -22,6 +22,7 @@ Transfer = tuple[torch.Tensor, int]  # memory without gaps, and the other rank
 
 # Transfers that a GPU's stream has ahead of it. More would only hide a rank that is lost.
 _MOST_QUEUED = 2
+# A load waited 0.45 ms for its last transfer, and 0.58 with four times this (two H200, 2026-11-29).
 _LOOKS_EVERY_S = 0.00005
 
 # Groups whose NCCL may still have transfers that the other side never began. They would take the

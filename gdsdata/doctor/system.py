@@ -10,13 +10,13 @@ from gdsdata.doctor.place import Place
 
 _MOST_BOUNCE_BYTES = 12 * 16 << 20  # of 12 workers, the most that the engine has by default
 _CAP_IPC_LOCK = 14
+_SECCOMP_FILTER = "2"
 # The vector instructions that most of the engine's fast ways need, by the kind of processor, with
 # the names that /proc/cpuinfo has for them. AVX-512 is faster still.
 _VECTORS = {
     "x86_64": {"avx2": "avx2", "pclmul": "pclmulqdq", "crc32c": "sse4_2"},
     "aarch64": {"crc32c": "crc32"},
 }
-_SECCOMP_FILTER = "2"
 
 
 @check("io_uring")
