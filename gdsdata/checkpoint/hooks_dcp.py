@@ -69,6 +69,7 @@ class HookedStorageReader(GDSStorageReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> TorchFuture[None]:
         with COUNTS.timed("dcp.load") as sizes_bytes:
+            plan = self._own_plan(plan)
             read = super().read_data(plan, planner)
             sizes_bytes += [self.storage_data[index].length for index in {one.storage_index for one in plan.items}]
         return read

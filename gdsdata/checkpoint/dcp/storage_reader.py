@@ -24,6 +24,7 @@ from torch.futures import Future
 from gdsdata.checkpoint.dcp.data_files import INCOMPLETE, DataFiles, check_size
 from gdsdata.checkpoint.dcp.noted_place import noted_place
 from gdsdata.checkpoint.dcp.object_file_system import place_of
+from gdsdata.checkpoint.dcp.packed_plan import PackedPlan, packed_plan
 from gdsdata.checkpoint.explanations import torch_errors_explained
 from gdsdata.checkpoint.gc_pause import collector_paused
 from gdsdata.checkpoint.open_file import OpenFile, missing
@@ -76,6 +77,8 @@ class GDSStorageReader(FileSystemReader):
     Stream semantics: the bytes are in place when `read_data` returns, for every stream.
     """
 
+    _sent_plan: LoadPlan | None = None
+
     def __init__(
         self, path: str | os.PathLike[str], *, verify: bool = False, options: EngineOptions | None = None
     ) -> None:
@@ -117,8 +120,14 @@ class GDSStorageReader(FileSystemReader):
             raise CorruptData(f"'{path}' cannot be unpickled: {error}. {INCOMPLETE}", path) from error
 
     @collector_paused()
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        self._sent_plan = packed_plan(plan)
+        return self._sent_plan
+
+    @collector_paused()
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read everything that a plan wants; it is in place when this returns."""
+        plan = self._own_plan(plan)
         with bar(f"loading {last_part(os.fspath(self.path))}"):
             if (group := getattr(planner, "read_once", False)) is False:
                 self._read(plan, planner, None)
@@ -136,6 +145,11 @@ class GDSStorageReader(FileSystemReader):
         future: Future[None] = Future()
         future.set_result(None)
         return future
+
+    def _own_plan(self, plan: LoadPlan) -> LoadPlan:
+        """Return the plan that was sent if it came back unchanged: its items need not be unpacked."""
+        sent, self._sent_plan = self._sent_plan, None
+        return sent if sent is not None and isinstance(plan, PackedPlan) and plan.is_unchanged(sent) else plan
 
     def _read(self, plan: LoadPlan, planner: LoadPlanner, together: SharedReads | None) -> None:
         reader = TensorReader(self.options, self.verify, together)
