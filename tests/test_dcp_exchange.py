@@ -1,4 +1,4 @@
-"""What ranks exchange in a `dcp.load` by `GDSStorageReader`."""
+"""Plans of `dcp.load` that ranks send each other with `GDSStorageReader`."""
 
 import pickle
 from dataclasses import dataclass, fields, replace
@@ -182,15 +182,40 @@ class OwnItem(ReadItem):
     note: str = "mine"
 
 
-@pytest.mark.parametrize("unusual", ["storage_data", "planner_data", "item"])
-def test_a_plan_of_other_parts_than_torchs_own_is_sent_whole(unusual):
-    item = ReadItem(LoadItemType.TENSOR, MetadataIndex("a"), SIZE, MetadataIndex("a"), SIZE, SIZE)
-    plan = LoadPlan([item])
-    if unusual == "item":
-        plan.items[0] = OwnItem(*(getattr(item, field.name) for field in fields(item)))
-    else:
-        plan = replace(plan, **{unusual: {"mine": 1}})
-    assert pickle.loads(pickle.dumps(packed_plan(plan))) == plan
+@dataclass
+class OwnPlan(LoadPlan):
+    note: str = "mine"
+
+
+def one_item(kind=ReadItem):
+    return kind(LoadItemType.TENSOR, MetadataIndex("a"), SIZE, MetadataIndex("a"), SIZE, SIZE)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        LoadPlan([one_item()], storage_data={"mine": 1}),
+        LoadPlan([one_item()], planner_data={"mine": 1}),
+        LoadPlan([one_item(), one_item(OwnItem)]),
+        OwnPlan([one_item()]),
+    ],
+)
+def test_nothing_of_a_plan_that_is_not_as_torch_makes_it_is_lost(plan):
+    """Whether it comes from the rank itself, or was made on the way."""
+    on_its_way = pickle.loads(pickle.dumps(packed_plan(LoadPlan([]))))
+    changed = replace(on_its_way, **{field.name: getattr(plan, field.name) for field in fields(LoadPlan)})
+    for sent in (packed_plan(plan), changed):
+        came = pickle.loads(pickle.dumps(sent))
+        for field in fields(plan if sent is not changed else LoadPlan):
+            assert getattr(came, field.name) == getattr(plan, field.name)
+
+
+def test_what_is_set_on_the_way_is_kept():
+    sent = packed_plan(LoadPlan([one_item()]))
+    on_its_way = pickle.loads(pickle.dumps(sent))
+    on_its_way.storage_data = {"mine": 1}
+    assert not on_its_way.is_unchanged(sent)
+    assert pickle.loads(pickle.dumps(on_its_way)) == LoadPlan([one_item()], storage_data={"mine": 1})
 
 
 def test_a_packed_plan_has_no_other_attributes():

@@ -18,7 +18,7 @@ from gdsdata.checkpoint.gc_pause import collector_paused
 
 
 class PackedPlan(LoadPlan):
-    """A plan that is pickled as one string of bytes.
+    """A plan that is pickled as one string of bytes, if it has only items of torch's own classes.
 
     Its items are unpacked where somebody looks at them. So a rank that only passes it on does no
     work for each item.
@@ -26,29 +26,37 @@ class PackedPlan(LoadPlan):
 
     _packed: bytes
 
-    def __reduce__(self) -> tuple[Any, tuple[bytes]]:
-        if "items" in vars(self):  # They may have changed since they were unpacked.
-            object.__setattr__(self, "_packed", _packed(self.items))
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        if not self._is_untouched():
+            if not self._is_usual():
+                return LoadPlan, (self.items, self.storage_data, self.planner_data)
+            self._packed = _packed(self.items)
         return _passed_on, (self._packed,)
 
     def __getattr__(self, name: str) -> Any:
         if name != "items":
             raise AttributeError(f"a LoadPlan has no attribute {name!r}")
-        object.__setattr__(self, "items", _unpacked(self._packed))  # a frozen dataclass
+        self.items = _unpacked(self._packed)
         return self.items
 
     def is_unchanged(self, sent: LoadPlan) -> bool:
-        """Return whether this is what another process has made of `sent`, and nobody looked at it."""
-        return "items" not in vars(self) and vars(sent).get("_packed") == self._packed
+        """Return whether this is `sent` after its way, and nobody has looked at its items there."""
+        return self._is_untouched() and vars(sent).get("_packed") == self._packed
+
+    def _is_untouched(self) -> bool:
+        """Return whether nobody in this process has unpacked its items or set anything."""
+        return vars(self).keys() == {"_packed"}
+
+    def _is_usual(self) -> bool:
+        return self.storage_data is None and self.planner_data is None and all(map(_is_usual, self.items))
 
 
 def packed_plan(plan: LoadPlan) -> LoadPlan:
     """Return a plan of the same items that is packed when it is pickled.
 
-    A plan with more than items of torch's own classes is returned as it is.
+    A plan of another class than torch's is returned as it is.
     """
-    usual = type(plan) is LoadPlan and plan.storage_data is None and plan.planner_data is None
-    return PackedPlan(plan.items) if usual and all(map(_is_usual, plan.items)) else plan
+    return PackedPlan(plan.items, plan.storage_data, plan.planner_data) if type(plan) is LoadPlan else plan
 
 
 def _is_usual(item: ReadItem) -> bool:
@@ -57,7 +65,7 @@ def _is_usual(item: ReadItem) -> bool:
 
 def _passed_on(packed: bytes) -> PackedPlan:
     plan = PackedPlan.__new__(PackedPlan)
-    object.__setattr__(plan, "_packed", packed)
+    plan._packed = packed
     return plan
 
 

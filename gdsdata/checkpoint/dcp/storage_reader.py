@@ -147,7 +147,7 @@ class GDSStorageReader(FileSystemReader):
         return future
 
     def _own_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Return the plan that was sent if it came back unchanged: its items need not be unpacked."""
+        """Return the plan that was sent, whose items are there, if it came back unchanged."""
         sent, self._sent_plan = self._sent_plan, None
         return sent if sent is not None and isinstance(plan, PackedPlan) and plan.is_unchanged(sent) else plan
 
