@@ -12,8 +12,8 @@ from gdsdata.checkpoint import safetensors_file
 from gdsdata.checkpoint.dcp.data_files import DataFiles, check_size
 from gdsdata.checkpoint.open_file import OpenFile
 from gdsdata.checkpoint.stored import Stored
+from gdsdata.checkpoint.torch_zip.alike_archives import AlikeArchives
 from gdsdata.checkpoint.torch_zip.archive import is_zip
-from gdsdata.checkpoint.torch_zip.archive_reader import open_tensor
 from gdsdata.checkpoint.torch_zip.file_slice import FileSlice
 from gdsdata.checkpoint.torch_zip.unpickling import NotPlain
 from gdsdata.errors import CorruptData
@@ -42,6 +42,7 @@ class ArchivedTensors:
         self._found: dict[MetadataIndex, Stored | None] = {}
         self._headers: dict[tuple[str, int], dict[str, Stored]] = {}  # of safetensors files, by name and offset
         self._archives: dict[MetadataIndex, FileSlice] = {}
+        self._alike = AlikeArchives()
         for index in dict.fromkeys(indices):
             info = storage_data[index]
             file = files[info.relative_path]
@@ -60,7 +61,7 @@ class ArchivedTensors:
             return None
         try:
             if is_zip(archive.at(0, 4)) or not _is_in_safetensors(archive):
-                return open_tensor(archive)
+                return self._alike.open(archive)
             return self._in_safetensors(index, archive.file)
         except NotPlain as why:
             engine.warn_once(f"some tensors in '{self._folder}' are read by torch.load: {why}")

@@ -81,6 +81,14 @@ def is_zip(head: bytes) -> bool:
     return head.startswith(b"PK\x03\x04")
 
 
+def checksum_of(crc32: int, size_bytes: int) -> int | None:
+    """Return the checksum of a record that says ``crc32``.
+
+    None if torch's checksums were switched off: it writes zero then.
+    """
+    return crc32 if crc32 != 0 or size_bytes == 0 else None
+
+
 def open_archive(file: OpenFile) -> Archive:
     """Find the place of each record in a file.
 
@@ -127,9 +135,7 @@ def _records_of(archive: FileSlice) -> tuple[dict[str, Record], str]:
         headers = archive.at_each([member.header_offset for member in members], LOCAL_BYTES)
         for member, begin in zip(members, content_offsets(headers, members, directory, path), strict=True):
             name, _, size_bytes, crc32, *_ = member
-            # torch writes zero if its checksums are switched off.
-            known = crc32 if crc32 != 0 or size_bytes == 0 else None
-            records[name] = Record(archive.file, archive.begin + begin, size_bytes, known)
+            records[name] = Record(archive.file, archive.begin + begin, size_bytes, checksum_of(crc32, size_bytes))
     except CorruptData as error:
         if archive.begin == 0:
             raise

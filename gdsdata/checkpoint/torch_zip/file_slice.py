@@ -51,6 +51,21 @@ class FileSlice:
                 count = min(ends_bytes, one.size_bytes)
                 one._head, one._tail = found[at : at + count], found[at + ends_bytes : at + ends_bytes + count]
 
+    def ends(self) -> bytes:
+        """Return the first and last bytes, joined. The last ones may have some of the first again."""
+        if not self._head:
+            self.read_ends([self])
+        return self._head + self._tail
+
+    def within_ends(self, begin: int, end: int) -> slice | None:
+        """Return where bytes of the slice are in `ends`; None if they are not all there."""
+        if end <= len(self._head):
+            return slice(begin, end)
+        if not self._is_kept(begin, end):
+            return None
+        shift = len(self._head) - self._tail_offset
+        return slice(begin + shift, end + shift)
+
     def at_each(self, offsets: Sequence[int], size_bytes: int) -> bytes:
         """Return ``size_bytes`` from each of these offsets in the slice, joined.
 
