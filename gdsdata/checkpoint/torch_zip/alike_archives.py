@@ -28,7 +28,7 @@ _MOST_KINDS = 8  # of archives of one size
 
 
 class _Kind(NamedTuple):
-    """What archives have in common.
+    """The parts that archives have in common.
 
     Attributes:
         parsed: takes from the ends of an archive what its parsing depends on.

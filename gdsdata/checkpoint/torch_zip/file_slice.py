@@ -52,7 +52,7 @@ class FileSlice:
                 one._head, one._tail = found[at : at + count], found[at + ends_bytes : at + ends_bytes + count]
 
     def ends(self) -> bytes:
-        """Return the first and last bytes, joined. The last ones may have some of the first again."""
+        """Return the first and last bytes, joined; they may overlap."""
         if not self._head:
             self.read_ends([self])
         return self._head + self._tail
