@@ -145,12 +145,14 @@ def load(
         only: shell patterns ("layers.0.*"). Values whose names match none are left out. They are
             not read either, if all data of the file belongs to plain tensors. Other objects, and
             tensors that are not plain (sparse, quantized), need all of the file. None: everything.
-        dtype: the dtype of the result's floating-point tensors; they are cast on the device. None:
-            as they were saved.
+        dtype: the dtype of the result's floating-point tensors; they are cast on the device. Of
+            those, only tensors that were the same when they were saved share memory again. None: as
+            they were saved.
         into: a tree of dicts, lists and tuples, as ``state_dict()`` returns it. Its tensors are
             filled where they are; they may be views, and on several devices. Its other values are
-            replaced in their dict or list. A tensor that is not plain is filled by a copy from a
-            tensor of its type. Otherwise it is refused before anything is changed.
+            replaced in their dict or list, and a tuple that has some by a new one. A tensor that is
+            not plain is filled by a copy from a tensor of its type. Otherwise it is refused before
+            anything is changed.
         strict: require that the file and ``into`` have the same names. False: names in both are
             loaded.
         verify: compare checksums while reading. Files of torch have them, and safetensors files
@@ -170,7 +172,8 @@ def load(
         options: of the engine; None: the defaults.
 
     Returns:
-        The saved value (from safetensors: a dict), or ``into``.
+        The saved value (from safetensors: a dict), or ``into`` (another tuple if that is one with
+        other values than tensors). With ``only`` or ``dtype``, parameters are plain tensors.
 
     Raises:
         FileNotFoundError, IoError: the file cannot be opened or read, or is a folder.
@@ -228,8 +231,7 @@ def _load(
     with bar(f"loading {last_part(path)}"):
         if into is None:
             return loading.load_new(file, target, only, dtype, verify, weights_only, options, together)
-        loading.load_into(file, into, only, dtype, strict, verify, weights_only, options, together)
-        return into
+        return loading.load_into(file, into, only, dtype, strict, verify, weights_only, options, together)
 
 
 def _bytes_with(file: OpenFile) -> int:

@@ -58,7 +58,11 @@ def _while(pausing: bool) -> Iterator[None]:
         if pausing and not before:
             _collect_if_due(oldest=1)
     finally:
-        _set(thread, before)
+        try:
+            _set(thread, before)
+        except BaseException:  # Ctrl-C may come as the call begins
+            _set(thread, before)
+            raise
 
 
 def _collect_if_due(oldest: int) -> None:

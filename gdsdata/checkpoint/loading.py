@@ -14,7 +14,7 @@ from gdsdata.checkpoint.open_file import OpenFile
 from gdsdata.checkpoint.stored import Stored
 from gdsdata.checkpoint.targets import check_fits, check_into, check_names, fill, some_names
 from gdsdata.checkpoint.tensor_reader import TensorReader
-from gdsdata.checkpoint.tree import LEFT_OUT, Path, leaves, map_leaves, name_of
+from gdsdata.checkpoint.tree import LEFT_OUT, Path, leaves, map_leaves, name_of, with_leaves
 from gdsdata.io.options import EngineOptions
 
 if TYPE_CHECKING:
@@ -47,10 +47,16 @@ def load_new(
     tensors = reader.tensors(stored, device)
     reader.run()
 
+    casts: dict[Any, torch.Tensor] = {}  # tied tensors stay tied
+
     def loaded(place: Path, leaf: Any) -> Any:
         tensor = tensors.get(place, leaf)
-        is_cast = dtype is not None and isinstance(tensor, torch.Tensor) and tensor.is_floating_point()
-        return tensor.to(dtype) if is_cast else tensor
+        if dtype is None or not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
+            return tensor
+        saved_as = leaf if isinstance(leaf, Stored) else id(leaf)
+        if saved_as not in casts:
+            casts[saved_as] = tensor.to(dtype)
+        return casts[saved_as]
 
     return map_leaves(saved, loaded)
 
@@ -65,11 +71,14 @@ def load_into(
     weights_only: bool,
     options: EngineOptions,
     together: SharedReads | None = None,
-) -> None:
+) -> Any:
     """Fill the tensors of ``into`` whose paths match, and replace its other values.
 
     Everything is checked before the first change. The arguments are those of `load_new`, and
     ``into`` and ``strict`` those of `gdsdata.load`.
+
+    Returns:
+        ``into``; a new tuple if it is one, and has other values than tensors.
     """
     path = file.path
     check_into(path, into)
@@ -86,12 +95,14 @@ def load_into(
     for target, value in found:
         if isinstance(target.value, torch.Tensor) or isinstance(value, (Stored, torch.Tensor)):
             check_fits(path, target.path, target.value, value, dtype)
+    others = {}
     for target, value in found:
         if isinstance(target.value, torch.Tensor):
             fill(target.value, value, target.path, reader)
         else:
-            reader.afterwards(functools.partial(target.replace, value))
+            others[target.path] = value
     reader.run()
+    return with_leaves(into, others)
 
 
 def _contents(

@@ -7,7 +7,7 @@ Its name is for people: two leaves with different paths may have the same name.
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -29,35 +29,28 @@ class Leaf(NamedTuple):
 
     Attributes:
         path: the keys on the way to it.
-        holder: the container that has it as ``holder[path[-1]]``; None if there is none.
         value: the value.
     """
 
     path: Path
-    holder: Any
     value: Any
 
-    def replace(self, value: Any) -> None:
-        """Put another value in its place; does nothing in a tuple, or without a holder."""
-        if isinstance(self.holder, (dict, list)):
-            self.holder[self.path[-1]] = value
 
-
-def leaves(tree: Any, path: Path = (), holder: Any = None) -> Iterator[Leaf]:
+def leaves(tree: Any, path: Path = ()) -> Iterator[Leaf]:
     """Yield the leaves of a tree in order.
 
     Args:
         tree: a container, or any other value: a tree of one leaf.
-        path, holder: of the tree, in a larger one.
+        path: of the tree, in a larger one.
     """
     if not _is_container(tree):
-        yield Leaf(path, holder, tree)
+        yield Leaf(path, tree)
         return
     for key, value in _items(tree):
         if _is_container(value):
-            yield from leaves(value, (*path, key), tree)
+            yield from leaves(value, (*path, key))
         else:
-            yield Leaf((*path, key), tree, value)
+            yield Leaf((*path, key), value)
 
 
 def any_leaf(tree: Any, holds: Callable[[Any], bool]) -> bool:
@@ -71,6 +64,25 @@ def any_leaf(tree: Any, holds: Callable[[Any], bool]) -> bool:
         if any_leaf(value, holds) if type(value) in _CONTAINERS else holds(value):
             return True
     return False
+
+
+def with_leaves(tree: Any, values: Mapping[Path, Any]) -> Any:
+    """Return a tree with other values in the place of some leaves.
+
+    Dicts and lists are changed where they are. A tuple is made anew; what else it has stays the
+    same objects.
+    """
+    if () in values:
+        return values[()]
+    below: dict[Any, dict[Path, Any]] = {}
+    for (key, *rest), value in values.items():
+        below.setdefault(key, {})[tuple(rest)] = value
+    changed = {key: with_leaves(tree[key], those) for key, those in below.items()}
+    if isinstance(tree, tuple):
+        return tuple(changed.get(i, value) for i, value in enumerate(tree))
+    for key, value in changed.items():
+        tree[key] = value
+    return tree
 
 
 def map_leaves(tree: Any, change: Callable[[Path, Any], Any], path: Path = ()) -> Any:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from gdsdata.checkpoint.background.checkpoint_folder import CheckpointFolder, LockedFolder, nothing_spared
 from gdsdata.checkpoint.background.copies import Generation
@@ -16,11 +18,12 @@ from gdsdata.checkpoint.background.replicas import Described, ReplicaJob, Replic
 from gdsdata.checkpoint.background.save_job import PIECES_AT_A_TIME, FailedJob, SaveJob
 from gdsdata.checkpoint.background.uploads import Kept, Uploads
 from gdsdata.checkpoint.threads import DaemonThreads
-from gdsdata.errors import CorruptData, IoError, RankLost, SaveAborted
+from gdsdata.errors import CorruptData, EngineClosed, IoError, RankLost, SaveAborted
 from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
 
 Job = SaveJob | ReplicaJob | FailedJob
+T = TypeVar("T")
 
 
 class _Begun(NamedTuple):
@@ -68,6 +71,7 @@ class Saver:
         self._replicas, self._memory = replicas, memory
         self._locked: LockedFolder | None = None  # of the thread, from its first save on
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="gdsdata-save")  # the interpreter's end waits for it
+        self._process = os.getpid()
         self._is_closed = False
         self._writers = DaemonThreads(PIECES_AT_A_TIME, "gdsdata-write")
 
@@ -83,11 +87,11 @@ class Saver:
         Returns:
             The checkpoint's folder, when it is complete.
         """
-        return self._thread.submit(self._save, job, described, uploaded, copied)
+        return self._submitted(self._save, job, described, uploaded, copied)
 
     def begin_uploads(self) -> Future[None]:
         """Upload what an earlier process has left, if nobody else saves into the folder."""
-        return self._thread.submit(self._begin_uploads)
+        return self._submitted(self._begin_uploads)
 
     def reconnect(self) -> None:
         """Connect the ranks again if one was lost, behind every save. All of them call it.
@@ -98,7 +102,12 @@ class Saver:
         if self._is_closed:
             self._ranks.connect()
         else:
-            self._thread.submit(self._ranks.connect).result()
+            self._submitted(self._ranks.connect).result()
+
+    def _submitted(self, call: Callable[..., T], *arguments: Any) -> Future[T]:
+        if os.getpid() != self._process:  # which has the thread
+            raise EngineClosed("this AsyncCheckpointer belongs to the process that forked this one: make a new one")
+        return self._thread.submit(call, *arguments)
 
     def close(self, waits_for_uploads: bool) -> None:
         """Wait for every save, and release the folder. May be called again."""

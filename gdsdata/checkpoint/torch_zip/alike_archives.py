@@ -87,7 +87,7 @@ def _kind_of(archive: FileSlice, tensor: Stored) -> _Kind | None:
         spans.append((done, stamp))
         done = stamp + STAMP_BYTES
         if member.name.endswith(("/data.pkl", "/byteorder")):
-            spans.append((content, content + member.size_bytes))
+            spans += [(content, content + member.size_bytes), (stamp, done)]
         if content == begin:
             checksum = archive.within_ends(done - _CHECKSUM.size, done)
     slices = [archive.within_ends(*span) for span in (*spans, (done, archive.size_bytes))]

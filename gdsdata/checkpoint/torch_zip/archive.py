@@ -10,6 +10,7 @@ Sources: PKWARE's APPNOTE.TXT 4.3 for the zip, torch.serialization for what is i
 from __future__ import annotations
 
 import sys
+import zlib
 from dataclasses import dataclass
 
 from gdsdata.checkpoint.open_file import OpenFile
@@ -117,8 +118,20 @@ def open_slice(archive: FileSlice) -> Archive:
     if order != sys.byteorder.encode():
         raise NotPlain(f"its byte order is {order.decode(errors='replace')}")
     pickled = content("data.pkl", archive.size_bytes)
+    _check_pickle(pickled, records[prefix + "data.pkl"], archive.path)
     by_name = {name.removeprefix(prefix): record for name, record in records.items()}
     return Archive(archive.file, by_name, pickled)
+
+
+def _check_pickle(pickled: bytes, record: Record, path: str) -> None:
+    """Compare the checksum of a pickle, whose numbers and names could be wrong in silence.
+
+    Raises:
+        CorruptData: it differs.
+    """
+    if record.crc32 is not None and zlib.crc32(pickled) != record.crc32:
+        message = f"'{path}': the checksum of data.pkl differs, in which names and numbers stand: write the file again"
+        raise CorruptData(message, path, record.offset, record.size_bytes)
 
 
 def _records_of(archive: FileSlice) -> tuple[dict[str, Record], str]:

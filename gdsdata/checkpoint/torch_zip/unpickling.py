@@ -72,6 +72,7 @@ _NEWER_DTYPES = [
     "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu",
 ]  # fmt: skip
 
+_FARTHEST_BYTES = 1 << 62  # where an empty tensor may begin, which takes no bytes there
 _PROTOCOL = b"\x80\x02"  # the one that torch writes
 
 
@@ -137,7 +138,10 @@ class _Tensors:
         width = dtype.itemsize
         stored = Stored(record, offset * width, dtype, tuple(shape), tuple(stride), saved.location)
         elements = spanned(stored.shape, stored.stride)
-        if elements < 0 or offset < 0 or (offset + elements) * width > record.size_bytes:
+        # An empty tensor may begin behind its storage, as the later rows of an empty matrix do.
+        end_bytes = (offset + elements) * width
+        is_within = end_bytes <= (record.size_bytes if elements else _FARTHEST_BYTES)
+        if elements < 0 or offset < 0 or not is_within:
             raise CorruptData(
                 f"'{record.path}': a tensor of {dtype}, shape {stored.shape}, strides {stored.stride} and offset "
                 f"{offset} is not within its storage {saved.key} of {record.size_bytes} bytes",
