@@ -91,6 +91,12 @@ Verdict judge_content(const HttpHead& head, const RemoteObject& object, ObjectRa
       return wrong_answer("the server sent the bytes " + std::to_string(range->first) + " to " +
                           std::to_string(range->last) + " instead, the last one included");
     }
+    // Of a body that goes on behind a shorter range, the rest would be taken for what follows it.
+    const uint64_t said = range->last - range->first + 1;
+    if (said < asked.length() && length != said) {
+      return wrong_answer("the server sent " + (length ? std::to_string(*length) + " bytes" : "a part of no length") +
+                          " for a range of " + std::to_string(said));
+    }
   } else if (head.status == 206) {
     // No Content-Range: rclone's server answers so. Only the length can be checked.
     if (length != asked.length()) {

@@ -75,6 +75,7 @@ TEST(HostileAnswers, AreTakenOnlyIfTheirRangeIsTheOneThatWasAskedFor) {
       ++taken;
       ASSERT_TRUE(range ? range->first == kAsked.begin && range->last < kAsked.end
                         : head.content_length() == kAsked.length());
+      ASSERT_TRUE(!range || range->last + 1 == kAsked.end || head.content_length() == range->last - range->first + 1);
       ASSERT_TRUE(head.version_tag().empty() || object_version(head.version_tag()) == object.version());
     } else {
       ++refused;
