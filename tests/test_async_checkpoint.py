@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import MIB, eventually, run_script, start_script
+from helpers import MIB, eventually, exit_code_of_fork, run_script, start_script
 from hypothesis import given
 from hypothesis import strategies as st
 from test_checkpoint import assert_same, awkward
@@ -406,6 +406,20 @@ def test_a_forked_child_keeps_no_share_in_the_folder(tmp_path):
     finally:
         os.write(writer, b"x")
         os.waitpid(child, 0)
+
+
+def test_a_forked_child_is_told_to_make_a_checkpointer_of_its_own(tmp_path):
+    """Its parent's has a thread that the child does not have, and would wait for."""
+    with AsyncCheckpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, {"a": 1}).result()
+
+        def use(call):
+            with pytest.raises(EngineClosed, match="the process that forked this one: make a new one"):
+                call()
+
+        for call in (lambda: checkpointer.save(2, {"a": 2}), lambda: checkpointer.restore({"a": 0})):
+            assert exit_code_of_fork(lambda call=call: use(call)) == 0
+        assert checkpointer.restore({"a": 0}) == 1
 
 
 def test_a_child_that_was_not_told_of_its_fork_keeps_no_share_in_the_folder(tmp_path):

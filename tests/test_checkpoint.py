@@ -361,9 +361,14 @@ def test_code_in_a_pickle_is_not_run(tmp_path):
 
 def test_a_tensor_beyond_its_storage_is_refused_in_every_way_of_loading(tmp_path):
     torch.save({"a": torch.arange(48)[10:20], "secret": torch.arange(100)}, tmp_path / "x.pt")
-    content = (tmp_path / "x.pt").read_bytes()
-    at = content.index(b"K\nK\n\x85")  # storage_offset 10, size (10,)
-    (tmp_path / "x.pt").write_bytes(content[:at] + b"K\x28" + content[at + 2 :])
+    with zipfile.ZipFile(tmp_path / "x.pt") as archive:
+        contents = {name: archive.read(name) for name in archive.namelist()}
+    pickled = contents["x/data.pkl"]
+    at = pickled.index(b"K\nK\n\x85")  # storage_offset 10, size (10,)
+    contents["x/data.pkl"] = pickled[:at] + b"K\x28" + pickled[at + 2 :]
+    with zipfile.ZipFile(tmp_path / "x.pt", "w") as archive:
+        for name, content in contents.items():
+            archive.writestr(name, content)
     for arguments in ({}, {"only": ["a"]}, {"into": {"a": torch.zeros(10, dtype=torch.int64)}, "strict": False}):
         with pytest.raises(CorruptData, match="is not within its storage 0 of 384 bytes"):
             gdsdata.load(tmp_path / "x.pt", **arguments)

@@ -218,6 +218,14 @@ def test_what_is_set_on_the_way_is_kept():
     assert pickle.loads(pickle.dumps(on_its_way)) == LoadPlan([one_item()], storage_data={"mine": 1})
 
 
+def test_a_plan_is_equal_to_the_one_that_was_packed():
+    plan = LoadPlan([one_item()])
+    packed = packed_plan(plan)
+    for one in (packed, pickle.loads(pickle.dumps(packed))):
+        assert one == plan and plan == one
+        assert one != LoadPlan([]) and one != LoadPlan([one_item()], planner_data=1) and one != "plan"
+
+
 def test_a_packed_plan_has_no_other_attributes():
     plan = pickle.loads(pickle.dumps(packed_plan(LoadPlan([]))))
     assert plan.storage_data is None and plan.planner_data is None

@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import signal
+import sys
 import threading
 import weakref
 
@@ -292,6 +293,43 @@ def test_ctrl_c_at_any_place_leaves_the_collector_on_and_later_pauses_whole(monk
     monkeypatch.setattr(gc_pause, "gc", gc)
     assert collects()
     test_the_collector_is_off_within_and_on_again_after()
+
+
+def interrupted_at_call(number):
+    """Enter and leave a pause, and interrupt the call of this number as it begins.
+
+    Returns:
+        Whether there is such a call.
+    """
+    calls = []
+
+    def interrupt(frame, event, _):
+        if event == "call" and frame.f_code.co_filename == gc_pause.__file__:
+            calls.append(frame.f_code.co_name)
+            if len(calls) == number:
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+    sys.setprofile(interrupt)
+    try:
+        with collector_paused(), collector_resumed():
+            pass
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.setprofile(None)
+    return False
+
+
+def test_ctrl_c_as_a_call_begins_leaves_the_collector_on():
+    """Python handles a signal that came during a long call as the next call begins."""
+    number = 1
+    while interrupted_at_call(number):
+        gc.collect()  # a block whose end was interrupted ends here
+        assert collects(), f"call {number}"
+        test_the_collector_is_off_within_and_on_again_after()
+        number += 1
+    assert number > 10
 
 
 def test_a_signal_handler_may_save_while_a_pause_begins(monkeypatch, tmp_path):

@@ -91,7 +91,7 @@ Verdict judge_content(const HttpHead& head, const RemoteObject& object, ObjectRa
       return wrong_answer("the server sent the bytes " + std::to_string(range->first) + " to " +
                           std::to_string(range->last) + " instead, the last one included");
     }
-    // Of a body that goes on behind a shorter range, the rest would be taken for what follows it.
+    // The rest of a body that goes on behind a shorter range would be taken for what follows it.
     const uint64_t said = range->last - range->first + 1;
     if (said < asked.length() && length != said) {
       return wrong_answer("the server sent " + (length ? std::to_string(*length) + " bytes" : "a part of no length") +

@@ -145,9 +145,8 @@ def load(
         only: shell patterns ("layers.0.*"). Values whose names match none are left out. They are
             not read either, if all data of the file belongs to plain tensors. Other objects, and
             tensors that are not plain (sparse, quantized), need all of the file. None: everything.
-        dtype: the dtype of the result's floating-point tensors; they are cast on the device. Of
-            those, only tensors that were the same when they were saved share memory again. None: as
-            they were saved.
+        dtype: the dtype of the result's floating-point tensors; they are cast on the device.
+            Casts share memory only if they were the same tensor. None: as they were saved.
         into: a tree of dicts, lists and tuples, as ``state_dict()`` returns it. Its tensors are
             filled where they are; they may be views, and on several devices. Its other values are
             replaced in their dict or list, and a tuple that has some by a new one. A tensor that is
@@ -193,6 +192,8 @@ def load(
     Stream semantics: the bytes are in place when this returns, for every stream.
     """
     options = options or EngineOptions()
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise TypeError(f"dtype={dtype!r}: give a torch.dtype, such as torch.bfloat16")
 
     def load_it(together: SharedReads | None) -> Any:
         return _load(path, device, only, dtype, into, strict, verify, weights_only, options, together)

@@ -74,9 +74,15 @@ def fits(target: Any, leaf: Stored | torch.Tensor, dtype: torch.dtype | None = N
         return False
     if not isinstance(leaf, Stored) and not (has_own_memory(target) and has_own_memory(leaf)):
         return are_of_one_kind(target, leaf) and takes_copy_of(target, leaf)
-    if not has_own_memory(target):
+    if not has_own_memory(target) or _is_expanded(target):
         return False
     return target.shape == leaf.shape and target.dtype in (leaf.dtype, dtype)  # torch.Size is a tuple
+
+
+def _is_expanded(target: torch.Tensor) -> bool:
+    """Return whether several elements lie in one place, as those of `torch.Tensor.expand` do."""
+    strides = target.stride()
+    return 0 in strides and any(step == 0 and size > 1 for step, size in zip(strides, target.shape, strict=True))
 
 
 def check_fits(path: str, place: Path, target: Any, leaf: Any, dtype: torch.dtype | None = None) -> None:
@@ -93,6 +99,11 @@ def check_fits(path: str, place: Path, target: Any, leaf: Any, dtype: torch.dtyp
         raise ValueError(
             f"{name_of(place)} in '{path}' is {_described(leaf)}, and the tensor to fill is {_described(target)}: "
             f"one cannot be copied into the other: {AS_IT_WAS}, or load it without into="
+        )
+    if _is_expanded(target):
+        raise ValueError(
+            f"{name_of(place)} is to be filled from '{path}', but it was expanded: elements of it share one place. "
+            "Give a tensor with a place for each, as expanded.contiguous() is"
         )
     raise ValueError(
         f"{name_of(place)} in '{path}' has shape {tuple(leaf.shape)} and dtype {leaf.dtype}, and the tensor to "

@@ -72,8 +72,8 @@ def with_leaves(tree: Any, values: Mapping[Path, Any]) -> Any:
     Dicts and lists are changed where they are. A tuple is made anew; what else it has stays the
     same objects.
     """
-    if () in values:
-        return values[()]
+    if not values or () in values:
+        return values.get((), tree)
     below: dict[Any, dict[Path, Any]] = {}
     for (key, *rest), value in values.items():
         below.setdefault(key, {})[tuple(rest)] = value

@@ -39,6 +39,13 @@ class PackedPlan(LoadPlan):
         self.items = _unpacked(self._packed)
         return self.items
 
+    def __eq__(self, other: object) -> bool:
+        """Compare as a plain plan does, which a planner may have kept."""
+        if not isinstance(other, LoadPlan):
+            return NotImplemented
+        mine, its = ((one.items, one.storage_data, one.planner_data) for one in (self, other))
+        return mine == its
+
     def is_unchanged(self, sent: LoadPlan) -> bool:
         """Return whether this is `sent` after its way, and nobody has looked at its items there."""
         return self._is_untouched() and vars(sent).get("_packed") == self._packed
