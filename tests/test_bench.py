@@ -703,6 +703,26 @@ def test_making_data_is_atomic_and_reused(tmp_path):
     assert not list((tmp_path / "tokens").glob("*.tmp-*")), "what killed processes left is removed"
 
 
+def test_two_runs_at_once_make_their_data_once(tmp_path):
+    writes, kept = [], []
+
+    def write(target):
+        writes.append(target)
+        if len(writes) == 1:
+            other.start()
+            other.join(0.3)  # without a lock it makes the data meanwhile
+        target.write_bytes(b"made")
+
+    def make():
+        kept.append(made.keep(tmp_path, "data", {"kind": "tokens"}, 4, write))
+
+    other = threading.Thread(target=make)
+    make()
+    other.join()
+    assert len(writes) == 1
+    assert kept == [tmp_path / "data"] * 2 and kept[0].read_bytes() == b"made"
+
+
 def test_made_data_is_real_text(tmp_path):
     tokens = np.fromfile(made.make("tokens", tmp_path, 2 * MIB, []), np.uint16)
     assert len(tokens) == MIB
