@@ -654,6 +654,16 @@ def test_wrong_overrides_are_refused_with_a_reason(tmp_path, monkeypatch, capsys
     assert hydra.__version__
 
 
+def test_two_runs_of_the_same_second_have_folders_of_their_own():
+    from hydra.core.utils import setup_globals
+    from omegaconf import OmegaConf
+
+    setup_globals()
+    configs = [OmegaConf.load(settings.configs_folder() / "config.yaml") for _ in range(2)]
+    first, second = (config.hydra.run.dir for config in configs)
+    assert first != second
+
+
 def test_help_explains_every_setting():
     text = settings.help_text()
     groups = [("case", cls) for cls in cases.SETTINGS.values()]
