@@ -639,19 +639,39 @@ def test_own_path_is_read_and_recognised(tmp_path, capsys):
     ],
 )
 def test_wrong_overrides_are_refused_with_a_reason(tmp_path, monkeypatch, capsys, override, said):
-    import hydra
+    monkeypatch.chdir(tmp_path)
+    assert refused(monkeypatch, *override.split(), f"hydra.run.dir={tmp_path}/out") not in (0, None)
+    assert said in capsys.readouterr().err
+
+
+def refused(monkeypatch, *overrides):
+    """Run the bench in this process; return its exit status."""
     from hydra.core.global_hydra import GlobalHydra
 
     from gdsdata.bench import __main__ as command
 
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["gdsdata.bench", *override.split(), f"hydra.run.dir={tmp_path}/out"])
+    monkeypatch.setattr(sys, "argv", ["gdsdata.bench", *overrides])
     GlobalHydra.instance().clear()
     with pytest.raises(SystemExit) as ended:
         command.main()
-    assert ended.value.code not in (0, None)
-    assert said in capsys.readouterr().err
-    assert hydra.__version__
+    return ended.value.code
+
+
+@pytest.mark.parametrize("folder", ["file", "/proc/x"])
+def test_a_data_folder_that_cannot_be_made_is_told_with_its_setting(tmp_path, monkeypatch, capsys, folder):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    assert refused(monkeypatch, "quick=true", "data=tokens", f"data.folder={folder}") == 2
+    assert f"gdsdata.bench: {folder}: it cannot be made" in (said := capsys.readouterr().err)
+    assert "set data.folder=" in said and "Traceback" not in said
+
+
+def test_a_file_that_is_no_npy_file_is_told_with_its_path_and_setting(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tokens.bin").write_bytes(bytes(4096))
+    assert refused(monkeypatch, "data=npy", "data.path=tokens.bin") == 2
+    said = capsys.readouterr().err
+    assert f"gdsdata.bench: {tmp_path}/tokens.bin: it is no .npy file" in said and "data=tokens" in said
 
 
 def test_two_runs_of_the_same_second_have_folders_of_their_own():

@@ -27,6 +27,15 @@ def data_folder(settings):
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gdsdata" / "bench"
 
 
+def make_folder(folder):
+    """Make the folder of data unless it is there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        why = f"it cannot be made ({error.strerror})"
+        raise DataError(f"{folder}: {why}: set data.folder= to a folder that you may write") from error
+
+
 def write_synced(path, content):
     with open(path, "wb") as out:
         out.write(content)
@@ -102,7 +111,7 @@ def keep(folder, name, parameters, size_bytes, write):
 
     If another run makes data in the folder, this waits for it.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     target, manifest_path = folder / name, folder / f"{name}.json"
     parameters = {"maker": MAKER, **parameters}
     if not complete(target, manifest_path, parameters):
