@@ -642,6 +642,7 @@ def test_wrong_overrides_are_refused_with_a_reason(tmp_path, monkeypatch, capsys
     monkeypatch.chdir(tmp_path)
     assert refused(monkeypatch, *override.split(), f"hydra.run.dir={tmp_path}/out") not in (0, None)
     assert said in capsys.readouterr().err
+    assert not list(tmp_path.iterdir()), "a run that measured nothing leaves no folder"
 
 
 def refused(monkeypatch, *overrides):
@@ -655,6 +656,16 @@ def refused(monkeypatch, *overrides):
     with pytest.raises(SystemExit) as ended:
         command.main()
     return ended.value.code
+
+
+@pytest.mark.parametrize("setting", ["hydra.run.dir=file/out", "hydra.run.dir=/proc/x", ""])
+def test_an_output_folder_that_cannot_be_made_is_told_with_its_setting(tmp_path, monkeypatch, capsys, setting):
+    monkeypatch.chdir(tmp_path)
+    for name in ("file", "outputs"):
+        (tmp_path / name).touch()
+    assert refused(monkeypatch, "quick=true", *filter(None, [setting])) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"gdsdata.bench: {setting or 'hydra.run.dir=outputs/bench/'}")
 
 
 @pytest.mark.parametrize("folder", ["file", "/proc/x"])

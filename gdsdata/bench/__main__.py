@@ -1,5 +1,6 @@
 import signal
 import sys
+from pathlib import Path
 
 import hydra
 from hydra.core.config_store import ConfigStore
@@ -23,14 +24,17 @@ def register():
 
 
 def measure(config):
-    from gdsdata.bench import run
+    from gdsdata.bench import output, run
 
-    try:
-        checked = settings.settings_from(config)
-        status = run.main(checked, HydraConfig.get().runtime.output_dir)
-    except (ValueError, FileNotFoundError) as error:
-        print(f"gdsdata.bench: {error}", file=sys.stderr)
-        status = 2
+    of_hydra = HydraConfig.get()
+    folder = Path(of_hydra.runtime.output_dir)
+    with output.removed_if_nothing_was_measured(folder, of_hydra.output_subdir):
+        try:
+            checked = settings.settings_from(config)
+            status = run.main(checked, folder)
+        except (ValueError, OSError) as error:
+            print(f"gdsdata.bench: {error}", file=sys.stderr)
+            status = 2
     if status == INTERRUPTED:
         interrupted()
     sys.exit(status)
