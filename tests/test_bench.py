@@ -685,6 +685,16 @@ def test_a_file_that_is_no_npy_file_is_told_with_its_path_and_setting(tmp_path, 
     assert f"gdsdata.bench: {tmp_path}/tokens.bin: it is no .npy file" in said and "data=tokens" in said
 
 
+def test_without_its_packages_the_bench_names_the_extra(tmp_path):
+    program = """if True:
+        import runpy, sys
+        sys.modules |= {"hydra": None, "rich": None}
+        runpy.run_module("gdsdata.bench", run_name="__main__", alter_sys=True)"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.stderr == "gdsdata.bench: hydra-core, rich not installed: pip install 'gdsdata[bench]'\n"
+    assert done.returncode == 2 and not list(tmp_path.iterdir())
+
+
 def test_two_runs_of_the_same_second_have_folders_of_their_own():
     from hydra.core.utils import setup_globals
     from omegaconf import OmegaConf

@@ -2,16 +2,14 @@ import signal
 import sys
 from pathlib import Path
 
-import hydra
-from hydra.core.config_store import ConfigStore
-from hydra.core.hydra_config import HydraConfig
-
-from gdsdata.bench import cases, settings
+from gdsdata.bench import cases, extra, settings
 from gdsdata.bench.harness.process import INTERRUPTED, leave_out_later_interrupts
 
 
 def register():
     """Register the schemas of the files under configs/, and the text of --help."""
+    from hydra.core.config_store import ConfigStore
+
     store = ConfigStore.instance()
     store.store(name="settings", node=settings.Settings)
     for name, cls in cases.SETTINGS.items():
@@ -24,6 +22,8 @@ def register():
 
 
 def measure(config):
+    from hydra.core.hydra_config import HydraConfig
+
     from gdsdata.bench import output, run
 
     of_hydra = HydraConfig.get()
@@ -47,6 +47,11 @@ def interrupted():
 
 
 def main():
+    if lack := extra.lack():
+        print(f"gdsdata.bench: {lack}", file=sys.stderr)
+        sys.exit(2)
+    import hydra
+
     try:
         folder = settings.configs_folder()
     except FileNotFoundError as error:
