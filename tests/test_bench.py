@@ -627,6 +627,10 @@ def test_own_path_is_read_and_recognised(tmp_path, capsys):
     "override, said",
     [
         ("case.epoch=1", "Key 'epoch' not in 'LoaderSettings'"),
+        ("case.epoch=1", "gdsdata.bench: case.epoch=1: there is no such setting here: did you mean case.epochs?"),
+        ("qiuck=true", "gdsdata.bench: qiuck=true: there is no such setting here: did you mean quick?"),
+        ("x.y.z=1", "gdsdata.bench: x.y.z=1: there is no such setting here: --help shows all"),
+        ("case=io case.io_bytes=4096", "gdsdata.bench: case.io_bytes=4096: a list is due: case.io_bytes=[4096]"),
         ("case.epochs=many", "'many' of type 'str' could not be converted to Integer"),
         ("case.epochs=0", "gdsdata.bench: case.epochs=0: must be more than 0"),
         ("case.rows=[nmpy]", "there is no row 'nmpy'; there are gdsdata"),

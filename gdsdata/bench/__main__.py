@@ -2,7 +2,7 @@ import signal
 import sys
 from pathlib import Path
 
-from gdsdata.bench import cases, extra, settings
+from gdsdata.bench import cases, extra, hints, settings
 from gdsdata.bench.harness.process import INTERRUPTED, leave_out_later_interrupts
 
 
@@ -62,6 +62,11 @@ def main():
         hydra.main(version_base="1.3", config_path=str(folder), config_name="config")(measure)()
     except KeyboardInterrupt:
         interrupted()
+    except SystemExit as ended:
+        if ended.code == 1:  # Hydra's, if it refuses a setting
+            for hint in hints.hints(sys.argv[1:]):
+                print(f"gdsdata.bench: {hint}", file=sys.stderr)
+        raise
 
 
 if __name__ == "__main__":
