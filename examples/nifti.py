@@ -3,9 +3,9 @@
 Source of the format: https://nifti.nimh.nih.gov/pub/dist/src/niftilib/nifti1.h
 """
 
+import argparse
 import math
 import struct
-import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -99,5 +99,7 @@ def is_nifti(head: bytes, path: str) -> bool:
 formats.register("NIfTI", is_nifti, Nifti)
 
 if __name__ == "__main__":
-    for batch in GDSDataset(sys.argv[1], batch_size=4):
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", help="of .nii files")
+    for batch in GDSDataset(parser.parse_args().folder, batch_size=4):
         print(tuple(batch.shape), batch.dtype, batch.device)

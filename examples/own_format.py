@@ -4,8 +4,8 @@ Source of the format: http://yann.lecun.com/exdb/mnist (the magic's third byte i
 fourth the dimensions).
 """
 
+import argparse
 import struct
-import sys
 
 import numpy as np
 
@@ -44,5 +44,7 @@ def is_idx(head, path):
 formats.register("IDX", is_idx, Idx)
 
 if __name__ == "__main__":
-    for batch in GDSDataset(sys.argv[1], batch_size=64):
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", help="of IDX files")
+    for batch in GDSDataset(parser.parse_args().folder, batch_size=64):
         print(tuple(batch.shape), batch.dtype, batch.device)

@@ -31,6 +31,8 @@ parser.add_argument("--checkpoint", type=Path, default=cache / "train_bytes.pt",
 parser.add_argument("--data", type=Path, default=cache / "train_bytes.bin", help="uint16 tokens; made if missing")
 parser.add_argument("--print-every", type=int, default=20, help="steps from one printed loss to the next")
 args = parser.parse_args()
+if args.resume and not args.checkpoint.exists():
+    parser.error(f"--resume: there is no {args.checkpoint}: run it without --resume first")
 
 batch_size, seq_len = 16, 64
 width, layers, heads, dropout = 96, 3, 3, 0.05

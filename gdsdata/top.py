@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"--every {given.every:g} must be more than 0")
     if given.allow_remote and not given.serve:
         parser.error("--allow-remote is for --serve")
-    sampler = Sampler(functools.partial(client.ask, given.pid), least_s=min(0.5, given.every / 2))
+    sampler = Sampler(functools.partial(client.ask, given.pid), min(0.5, given.every / 2), given.pid)
     try:
         if given.serve:
             from gdsdata.observe.live import server  # few views need a server

@@ -627,6 +627,10 @@ def test_own_path_is_read_and_recognised(tmp_path, capsys):
     "override, said",
     [
         ("case.epoch=1", "Key 'epoch' not in 'LoaderSettings'"),
+        ("case.epoch=1", "gdsdata.bench: case.epoch=1: there is no such setting here: did you mean case.epochs?"),
+        ("qiuck=true", "gdsdata.bench: qiuck=true: there is no such setting here: did you mean quick?"),
+        ("x.y.z=1", "gdsdata.bench: x.y.z=1: there is no such setting here: --help shows all"),
+        ("case=io case.io_bytes=4096", "gdsdata.bench: case.io_bytes=4096: a list is due: case.io_bytes=[4096]"),
         ("case.epochs=many", "'many' of type 'str' could not be converted to Integer"),
         ("case.epochs=0", "gdsdata.bench: case.epochs=0: must be more than 0"),
         ("case.rows=[nmpy]", "there is no row 'nmpy'; there are gdsdata"),
@@ -639,19 +643,70 @@ def test_own_path_is_read_and_recognised(tmp_path, capsys):
     ],
 )
 def test_wrong_overrides_are_refused_with_a_reason(tmp_path, monkeypatch, capsys, override, said):
-    import hydra
+    monkeypatch.chdir(tmp_path)
+    assert refused(monkeypatch, *override.split(), f"hydra.run.dir={tmp_path}/out") not in (0, None)
+    assert said in capsys.readouterr().err
+    assert not list(tmp_path.iterdir()), "a run that measured nothing leaves no folder"
+
+
+def refused(monkeypatch, *overrides):
+    """Run the bench in this process; return its exit status."""
     from hydra.core.global_hydra import GlobalHydra
 
     from gdsdata.bench import __main__ as command
 
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["gdsdata.bench", *override.split(), f"hydra.run.dir={tmp_path}/out"])
+    monkeypatch.setattr(sys, "argv", ["gdsdata.bench", *overrides])
     GlobalHydra.instance().clear()
     with pytest.raises(SystemExit) as ended:
         command.main()
-    assert ended.value.code not in (0, None)
-    assert said in capsys.readouterr().err
-    assert hydra.__version__
+    return ended.value.code
+
+
+@pytest.mark.parametrize("setting", ["hydra.run.dir=file/out", "hydra.run.dir=/proc/x", ""])
+def test_an_output_folder_that_cannot_be_made_is_told_with_its_setting(tmp_path, monkeypatch, capsys, setting):
+    monkeypatch.chdir(tmp_path)
+    for name in ("file", "outputs"):
+        (tmp_path / name).touch()
+    assert refused(monkeypatch, "quick=true", *filter(None, [setting])) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"gdsdata.bench: {setting or 'hydra.run.dir=outputs/bench/'}")
+
+
+@pytest.mark.parametrize("folder", ["file", "/proc/x"])
+def test_a_data_folder_that_cannot_be_made_is_told_with_its_setting(tmp_path, monkeypatch, capsys, folder):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    assert refused(monkeypatch, "quick=true", "data=tokens", f"data.folder={folder}") == 2
+    assert f"gdsdata.bench: {folder}: it cannot be made" in (said := capsys.readouterr().err)
+    assert "set data.folder=" in said and "Traceback" not in said
+
+
+def test_a_file_that_is_no_npy_file_is_told_with_its_path_and_setting(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tokens.bin").write_bytes(bytes(4096))
+    assert refused(monkeypatch, "data=npy", "data.path=tokens.bin") == 2
+    said = capsys.readouterr().err
+    assert f"gdsdata.bench: {tmp_path}/tokens.bin: it is no .npy file" in said and "data=tokens" in said
+
+
+def test_without_its_packages_the_bench_names_the_extra(tmp_path):
+    program = """if True:
+        import runpy, sys
+        sys.modules |= {"hydra": None, "rich": None}
+        runpy.run_module("gdsdata.bench", run_name="__main__", alter_sys=True)"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.stderr == "gdsdata.bench: hydra-core, rich not installed: pip install 'gdsdata[bench]'\n"
+    assert done.returncode == 2 and not list(tmp_path.iterdir())
+
+
+def test_two_runs_of_the_same_second_have_folders_of_their_own():
+    from hydra.core.utils import setup_globals
+    from omegaconf import OmegaConf
+
+    setup_globals()
+    configs = [OmegaConf.load(settings.configs_folder() / "config.yaml") for _ in range(2)]
+    first, second = (config.hydra.run.dir for config in configs)
+    assert first != second
 
 
 def test_help_explains_every_setting():
@@ -701,6 +756,26 @@ def test_making_data_is_atomic_and_reused(tmp_path):
         with pytest.raises(Interrupted):
             made.make(kind, folder, 4 * MIB, [128, 64, 64], interrupt)
     assert not list((tmp_path / "tokens").glob("*.tmp-*")), "what killed processes left is removed"
+
+
+def test_two_runs_at_once_make_their_data_once(tmp_path):
+    writes, kept = [], []
+
+    def write(target):
+        writes.append(target)
+        if len(writes) == 1:
+            other.start()
+            other.join(0.3)  # without a lock it makes the data meanwhile
+        target.write_bytes(b"made")
+
+    def make():
+        kept.append(made.keep(tmp_path, "data", {"kind": "tokens"}, 4, write))
+
+    other = threading.Thread(target=make)
+    make()
+    other.join()
+    assert len(writes) == 1
+    assert kept == [tmp_path / "data"] * 2 and kept[0].read_bytes() == b"made"
 
 
 def test_made_data_is_real_text(tmp_path):

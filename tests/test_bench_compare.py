@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -206,6 +207,14 @@ def test_what_all_peers_did_too_is_the_machines_doing(tmp_path, capsys):
     verdicts = {row["key"]: row["verdict"] for row in json.loads(capsys.readouterr().out)["rows"]}
     assert verdicts.pop("gdsdata_engine") == "slower", "by far more than its peers"
     assert set(verdicts.values()) == {"slower with the machine"}
+
+
+def test_without_rich_the_error_names_the_extra(two, monkeypatch, capsys):
+    a, b, _ = two
+    monkeypatch.setitem(sys.modules, "rich", None)
+    assert compare.main([a, b]) == 2
+    assert "rich not installed: pip install 'gdsdata[bench]', or use --json" in capsys.readouterr().err
+    assert compare.main([a, b, "--json"]) == 0
 
 
 def test_json_has_all_that_the_table_says(two, capsys):

@@ -5,6 +5,8 @@ import json
 import os
 import signal
 import stat
+import subprocess
+import sys
 import threading
 import time
 
@@ -145,6 +147,15 @@ def test_as_a_program(tmp_path):
             assert line.split()[0] in ("yes", "no", "unknown")
 
 
+@pytest.mark.parametrize("arguments", [[], ["--json"], ["--frameworks"]])
+def test_a_report_that_cannot_be_written_is_told_and_is_no_verdict(tmp_path, arguments):
+    command = [sys.executable, "-m", "gdsdata.doctor", str(tmp_path), *arguments]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.stderr == "gdsdata.doctor: the report could not be written: No space left on device\n"
+    assert done.returncode == 2
+
+
 def test_misuse_has_exit_status_2(tmp_path, capsys):
     for arguments, says in (
         ([str(tmp_path / "absent")], f"there is no '{tmp_path / 'absent'}'"),
@@ -194,6 +205,13 @@ def test_recording_writes_over_nothing(tmp_path, file, capsys):
     with pytest.raises(SystemExit) as ended:
         program.main([str(file), "--record", str(tmp_path)])
     assert ended.value.code == 2 and "not there yet" in capsys.readouterr().err
+
+
+def test_a_record_that_cannot_be_written_says_why(file, capsys):
+    with pytest.raises(SystemExit) as ended:
+        program.main([str(file), "--record", "/proc/x"])
+    assert ended.value.code == 2
+    assert "--record cannot write '/proc/x': No such file or directory" in capsys.readouterr().err
 
 
 # --- nothing hangs ----------------------------------------------------------------------------------------------------

@@ -110,6 +110,19 @@ def test_resume_training_goes_on_with_the_same_losses_after_a_kill_in_a_save(tmp
     assert example("resume_training.py", *arguments).startswith("from step 40\n")
 
 
+def test_train_bytes_refuses_to_resume_before_there_is_a_checkpoint(short_epochs, tmp_path):
+    arguments = [*short_epochs, "--checkpoint", tmp_path / "none.pt", "--resume"]
+    error = run([sys.executable, ROOT / "examples" / "train_bytes.py", *arguments], ends_with=2)[1]
+    assert f"--resume: there is no {tmp_path / 'none.pt'}" in error and "Traceback" not in error
+
+
+@pytest.mark.parametrize("name", ["own_format.py", "nifti.py"])
+def test_examples_of_formats_have_a_usage_line(name):
+    error = run([sys.executable, ROOT / "examples" / name], ends_with=2)[1]
+    assert error.startswith(f"usage: {name} [-h] folder\n") and "Traceback" not in error
+    assert f"usage: {name} [-h] folder\n" in example(name, "--help")
+
+
 def test_own_format_reads_idx_files_and_refuses_a_cut_one(tmp_path):
     images = bytes(range(256)) * 28 * 28
     for name in ("a", "b"):
@@ -311,9 +324,11 @@ def test_analytics_says_which_column_does_not_fit(tmp_path):
         ("t.parquet", ["--key", "no"], "t.parquet has no column 'no': it has zone, fare, note"),
         ("t.csv", ["--key", "fare"], "t.csv: column 'fare' is of double, and --key takes whole numbers"),
         ("t.csv", [], "column 'fare' has empty values"),
+        ("t.parquet", [], "column 'fare' has nulls"),
     ):
         command = [sys.executable, ROOT / "examples" / "analytics_parquet.py", tmp_path / name, *arguments]
-        assert said in run(command, ends_with=1)[1]
+        error = run(command, ends_with=1)[1]
+        assert said in error and "Traceback" not in error
 
 
 @pytest.mark.gpu

@@ -228,11 +228,12 @@ def diagnosed(
     ring_full_s=0.0,
     stall_s=5.0,
     shuffle="none",
+    on_gpu=False,
     **found,
 ):
     times = StepTimes(100, input_s, transform_s, training_s, checkpoint_s, first_s)
     workers = WorkerTimes(**found)
-    return diagnose(times, workers, {"page_cache": 10**9, "direct": 0}, ring_full_s, stall_s, shuffle)
+    return diagnose(times, workers, {"page_cache": 10**9, "direct": 0}, ring_full_s, stall_s, shuffle, on_gpu=on_gpu)
 
 
 @pytest.mark.parametrize(
@@ -261,6 +262,14 @@ def test_what_takes_most_of_the_waiting_is_the_limiter(limiter, found):
     report = diagnosed(**found)
     assert report.limiter == limiter and report.suggestion
     assert 0 <= report.gain <= max(report.input_share, report.checkpoint_share)
+
+
+def test_arguments_that_a_suggestion_names_are_in_their_groups():
+    assert "a larger Reading(prefetch=) bridges them" in diagnosed(ring_full_s=3, active_s=8).suggestion
+    assert "in Fields(decode=)" in diagnosed(transform_s=3, active_s=8).suggestion
+    handing_over = {"ring_full_s": 9, "input_s": 0.5, "stall_s": 0.1, "active_s": 8}
+    assert diagnosed(**handing_over, on_gpu=True).suggestion.endswith("larger ones, or Reading(zero_copy=True)")
+    assert "zero_copy" not in diagnosed(**handing_over).suggestion, "it is for a GPU alone"
 
 
 def test_the_numbers_are_those_of_the_times():

@@ -135,7 +135,15 @@ def test_json_is_one_line_of_snapshots(sockets, capsys):
 
 def test_without_a_process_it_says_how_to_have_one(sockets, capsys):
     assert top.main(["--once"]) == 1
-    assert "GDSDATA_TOP=1" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert said.startswith("No process of this user exports its numbers.") and "GDSDATA_TOP=1" in said
+
+
+def test_a_process_that_does_not_export_is_named_while_another_one_does(sockets, capsys):
+    live.start()
+    assert top.main(["--once", "--pid", "4711"]) == 1
+    said = capsys.readouterr().out
+    assert said.startswith("Process 4711 exports no numbers to this user.") and "GDSDATA_TOP=1" in said
 
 
 @pytest.mark.parametrize(

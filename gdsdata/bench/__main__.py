@@ -1,16 +1,15 @@
 import signal
 import sys
+from pathlib import Path
 
-import hydra
-from hydra.core.config_store import ConfigStore
-from hydra.core.hydra_config import HydraConfig
-
-from gdsdata.bench import cases, settings
+from gdsdata.bench import cases, extra, hints, settings
 from gdsdata.bench.harness.process import INTERRUPTED, leave_out_later_interrupts
 
 
 def register():
     """Register the schemas of the files under configs/, and the text of --help."""
+    from hydra.core.config_store import ConfigStore
+
     store = ConfigStore.instance()
     store.store(name="settings", node=settings.Settings)
     for name, cls in cases.SETTINGS.items():
@@ -23,14 +22,19 @@ def register():
 
 
 def measure(config):
-    from gdsdata.bench import run
+    from hydra.core.hydra_config import HydraConfig
 
-    try:
-        checked = settings.settings_from(config)
-        status = run.main(checked, HydraConfig.get().runtime.output_dir)
-    except (ValueError, FileNotFoundError) as error:
-        print(f"gdsdata.bench: {error}", file=sys.stderr)
-        status = 2
+    from gdsdata.bench import output, run
+
+    of_hydra = HydraConfig.get()
+    folder = Path(of_hydra.runtime.output_dir)
+    with output.removed_if_nothing_was_measured(folder, of_hydra.output_subdir):
+        try:
+            checked = settings.settings_from(config)
+            status = run.main(checked, folder)
+        except (ValueError, OSError) as error:
+            print(f"gdsdata.bench: {error}", file=sys.stderr)
+            status = 2
     if status == INTERRUPTED:
         interrupted()
     sys.exit(status)
@@ -43,6 +47,11 @@ def interrupted():
 
 
 def main():
+    if lack := extra.lack():
+        print(f"gdsdata.bench: {lack}", file=sys.stderr)
+        sys.exit(2)
+    import hydra
+
     try:
         folder = settings.configs_folder()
     except FileNotFoundError as error:
@@ -53,6 +62,11 @@ def main():
         hydra.main(version_base="1.3", config_path=str(folder), config_name="config")(measure)()
     except KeyboardInterrupt:
         interrupted()
+    except SystemExit as ended:
+        if ended.code == 1:  # Hydra's, if it refuses a setting
+            for hint in hints.hints(sys.argv[1:]):
+                print(f"gdsdata.bench: {hint}", file=sys.stderr)
+        raise
 
 
 if __name__ == "__main__":

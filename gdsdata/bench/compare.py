@@ -29,6 +29,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from gdsdata.bench import extra
 from gdsdata.bench.harness.case import SCHEMA
 from gdsdata.bench.harness.tables import is_ours
 from gdsdata.bench.measure import intervals
@@ -335,6 +336,9 @@ def main(arguments=None):
         help="exit status 1 where a row is called slower, by more than PERCENT of its time, or where only B failed it",
     )  # fmt: skip
     asked = parser.parse_args(arguments)
+    if not asked.json and (lack := extra.lack("rich")):
+        print(f"gdsdata.bench.compare: {lack}, or use --json", file=sys.stderr)
+        return 2
     try:
         (a, a_file), (b, b_file) = load(asked.a), load(asked.b)
         of_all = a["case"] == b["case"] == "all"

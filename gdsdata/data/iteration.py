@@ -196,7 +196,9 @@ class Iteration:
         counts = self._counts()
         workers, name = WorkerTimes(*self._worker_times()), self._samples.shuffle_name
         times, network = self._times, self._network_use(counts["bytes"])
-        return diagnose(times, workers, counts["bytes"], counts["ring_full_s"], counts["stall_s"], name, network)
+        ring_full_s, stall_s = counts["ring_full_s"], counts["stall_s"]
+        on_gpu = self._samples.settings.device.type == "cuda"
+        return diagnose(times, workers, counts["bytes"], ring_full_s, stall_s, name, network, on_gpu)
 
     def stats(self, epoch: int) -> dict[str, Any]:
         """Return `GDSDataset.stats`, if ``epoch`` is read or is the next to be read."""

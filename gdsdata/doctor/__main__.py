@@ -16,7 +16,7 @@ from gdsdata.doctor.url_checks import shown
 from gdsdata.storage.location import is_url
 
 _DESCRIPTION = """Find out what this machine can do, which path would serve PATH, and what to do about each no. Exit
-status: 0 if PATH can be read as required, 1 if not, 2 for a wrong argument."""
+status: 0 if PATH can be read as required, 1 if not, 2 for a wrong argument or a report that cannot be written."""
 
 _OF_PATH = "a file, a folder of files (default: the current one), or a URL: s3://, gs://, az://, https://"
 
@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None, host: ThisHost | None = None) -> in
     given = parser.parse_args(arguments)
     if given.frameworks:
         its = frameworks.installed()
-        print(_frameworks_as_json() if given.json else frameworks.as_text(its, of_this_process=False))
+        _print(_frameworks_as_json() if given.json else frameworks.as_text(its, of_this_process=False))
         return 0
     host = host or this_host()
     host.pid = given.pid
@@ -64,8 +64,10 @@ def main(arguments: list[str] | None = None, host: ThisHost | None = None) -> in
     if given.record:
         try:
             host.record(given.record)
+        except FileExistsError:
+            parser.error(f"--record needs a folder that is not there yet, and there is '{given.record}'")
         except OSError as error:
-            parser.error(f"--record needs a folder that is not there yet: {error}")
+            parser.error(f"--record cannot write '{given.record}': {error.strerror}; give a folder that can be made")
     good, rows = works(findings, given.require), []
     if given.test:
         if place.silence:
@@ -79,11 +81,22 @@ def main(arguments: list[str] | None = None, host: ThisHost | None = None) -> in
         findings.append(transfers.cpu_use(rows))
         good = good and transfers.verified(rows, given.require)
     if given.json:
-        print(as_json(name, given.require, good, findings, rows))
+        _print(as_json(name, given.require, good, findings, rows))
     else:
-        print(as_text(findings, rows, max(60, shutil.get_terminal_size((120, 24)).columns)))
-        print(f"{'works' if good else 'does not work'}: '{name}', as asked for by --require {given.require}")
+        text = as_text(findings, rows, max(60, shutil.get_terminal_size((120, 24)).columns))
+        verdict = "works" if good else "does not work"
+        _print(f"{text}\n{verdict}: '{name}', as asked for by --require {given.require}")
     return 0 if good else 1
+
+
+def _print(report: str) -> None:
+    try:
+        print(report, flush=True)
+    except OSError as error:
+        print(f"gdsdata.doctor: the report could not be written: {error.strerror}", file=sys.stderr)
+        # Otherwise Python's end would fail to write what is left of it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(2)
 
 
 def _frameworks_as_json() -> str:

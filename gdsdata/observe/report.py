@@ -170,6 +170,7 @@ def diagnose(
     stall_s: float,
     shuffle: str,
     network: NetworkUse | None = None,
+    on_gpu: bool = False,
 ) -> Report:
     """Find out what limited a loop.
 
@@ -181,6 +182,7 @@ def diagnose(
         stall_s: time in which the loop waited for a batch that was not ready.
         shuffle: "uniform", "none", or another order's name.
         network: if objects of a store are read.
+        on_gpu: batches are delivered to a GPU.
     """
     elapsed_s = max(times.elapsed_s, 1e-9)
     input_share, checkpoint_share = times.input_s / elapsed_s, times.checkpoint_s / elapsed_s
@@ -195,6 +197,8 @@ def diagnose(
     suggestion = _SUGGESTIONS[limiter]
     if limiter == TRAINING and input_share >= _NOTICED:
         suggestion = _GPU_IS_BEHIND
+    elif limiter == HANDING_OVER and on_gpu:
+        suggestion += ", or Reading(zero_copy=True)"
     elif limiter in (NETWORK, THROTTLED):
         assert network is not None
         suggestion = _suggestion_for(limiter, network, elapsed_s, shuffle)
@@ -231,11 +235,11 @@ def _suggestion_for(limiter: str, network: NetworkUse, elapsed_s: float, shuffle
 _SUGGESTIONS = {
     TRAINING: "batches are ready when they are asked for",
     CHECKPOINTS: "save with AsyncCheckpointer, less often, or with more staging_bytes or device_staging_bytes",
-    TRANSFORM: "transform= runs in the loop's own thread: do it on the GPU, or in decode=, which runs ahead",
-    RING: "batches come and go in bursts: a larger prefetch= bridges them",
+    TRANSFORM: "transform= runs in the loop's own thread: do it on the GPU, or in Fields(decode=), which runs ahead",
+    RING: "batches come and go in bursts: a larger Reading(prefetch=) bridges them",
     FIRST_BATCHES: "an epoch's first batch has to be read while the loop waits: call iter() on the data set before "
     "you prepare the rest, or train for more steps an epoch",
-    HANDING_OVER: "batches are ready, but each takes the loop time to get: try larger ones, or zero_copy=True",
+    HANDING_OVER: "batches are ready, but each takes the loop time to get: try larger ones",
     SMALL_READS: 'shuffle="lanes" reads large pieces; or raise EngineOptions.queue_depth',
     STORAGE: "the disk is as fast as it gets: put the files on faster storage, or into memory that caches them",
     NETWORK: "cache= keeps the bytes for the next epoch, a machine in the region of the data is nearer, and more "

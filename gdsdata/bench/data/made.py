@@ -1,5 +1,7 @@
 """Data sets that the bench makes once and keeps, and the folder that keeps them."""
 
+import contextlib
+import fcntl
 import functools
 import json
 import os
@@ -23,6 +25,15 @@ def data_folder(settings):
     if settings.folder:
         return Path(settings.folder).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gdsdata" / "bench"
+
+
+def make_folder(folder):
+    """Make the folder of data unless it is there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        why = f"it cannot be made ({error.strerror})"
+        raise DataError(f"{folder}: {why}: set data.folder= to a folder that you may write") from error
 
 
 def write_synced(path, content):
@@ -98,14 +109,37 @@ def make(kind, folder, size_bytes, shape, progress=lambda count: None, files=1):
 def keep(folder, name, parameters, size_bytes, write):
     """Return the path of what `write(path)` makes, now unless it is complete.
 
-    It is written under a temporary name, synced and renamed. Its manifest (`<name>.json`) comes
-    last, so a data set without a manifest was interrupted, and is made again.
+    If another run makes data in the folder, this waits for it.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     target, manifest_path = folder / name, folder / f"{name}.json"
     parameters = {"maker": MAKER, **parameters}
-    if complete(target, manifest_path, parameters):
-        return target
+    if not complete(target, manifest_path, parameters):
+        with turn_in(folder):
+            if not complete(target, manifest_path, parameters):
+                make_anew(target, manifest_path, parameters, size_bytes, write)
+    return target
+
+
+@contextlib.contextmanager
+def turn_in(folder):
+    """Wait while another run makes data in the folder. Some network file systems know no locks."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def make_anew(target, manifest_path, parameters, size_bytes, write):
+    """Write the data under a temporary name, sync and rename it.
+
+    Its manifest (`<name>.json`) comes last, so a data set without a manifest was interrupted, and
+    is made again.
+    """
+    folder, name = target.parent, target.name
     for stale in folder.glob(f"{name}.tmp-*"):
         if not alive(stale.name.rpartition("-")[2]):
             remove(stale)
@@ -126,7 +160,6 @@ def keep(folder, name, parameters, size_bytes, write):
     written = folder / f"{name}.json.tmp-{os.getpid()}"
     write_synced(written, json.dumps(manifest | {"python": sys.version.split()[0]}, indent=2).encode())
     os.rename(written, manifest_path)
-    return target
 
 
 def complete(target, manifest_path, parameters):

@@ -187,9 +187,13 @@ def describe_npy(files, origin):
 def read_npy_header(path):
     """Return (shape, dtype, offset of the values) of a C-ordered npy file."""
     with open(path, "rb") as file:
-        version = np.lib.format.read_magic(file)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = read(file)
+        try:
+            version = np.lib.format.read_magic(file)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, fortran, dtype = read(file)
+        except ValueError as error:
+            remedy = "give .npy files with data.path=, or read tokens with data=tokens"
+            raise DataError(f"{path}: it is no .npy file ({error}): {remedy}") from error
         if fortran or dtype.hasobject:
             raise DataError(
                 f"{path}: the bench reads C-ordered arrays of numbers; this one is {dtype}, fortran={fortran}"

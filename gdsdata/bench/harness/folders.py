@@ -6,7 +6,7 @@ import re
 import tempfile
 from pathlib import Path
 
-from gdsdata.bench.data.made import alive, remove
+from gdsdata.bench.data.made import alive, make_folder, remove
 
 PREFIX = "gdsdata-bench"
 
@@ -18,7 +18,7 @@ def temporary_folder(folder, name):
     Folders that killed runs of this name left there are removed too, and nothing else: the names
     have the number of the run's process.
     """
-    Path(folder).mkdir(parents=True, exist_ok=True)
+    make_folder(Path(folder))
     for entry in os.scandir(folder):
         run = re.fullmatch(rf"{PREFIX}-{name}-(\d+)-\w+", entry.name)
         if run and not alive(run[1]) and entry.is_dir(follow_symlinks=False):

@@ -26,10 +26,11 @@ class Sampler:
         ask: returns the snapshots of now.
         least_s: a view that is younger than this is returned again, so many readers cost no more
             than one.
+        only_pid: of the only process that is asked; None: all are. Views have it too.
     """
 
-    def __init__(self, ask: Callable[[], Answers], least_s: float = 0.5) -> None:
-        self._ask, self._least_s = ask, least_s
+    def __init__(self, ask: Callable[[], Answers], least_s: float = 0.5, only_pid: int | None = None) -> None:
+        self._ask, self._least_s, self._only_pid = ask, least_s, only_pid
         self._lock = threading.Lock()  # guards everything below
         self._before: dict[_Key, dict[str, Any]] = {}
         self._answers = Answers([], [])
@@ -49,7 +50,7 @@ class Sampler:
             now = time.monotonic()
             if self._view is None or now - self._taken >= self._least_s:
                 self._answers = self._ask()
-                self._view = view_of(self._answers, self._before)
+                self._view = {**view_of(self._answers, self._before), "only_pid": self._only_pid}
                 self._before = {key_of(one): one for one in self._answers.snapshots}
                 self._taken = now
             return self._view, self._answers

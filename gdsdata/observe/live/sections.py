@@ -7,10 +7,7 @@ from typing import Any, NamedTuple
 
 from gdsdata.observe.live import words
 
-NOBODY = (
-    "No process of this user exports its numbers. Start the training with GDSDATA_TOP=1 in its environment; a process "
-    "is seen from its first engine on."
-)
+_REMEDY = "Start the training with GDSDATA_TOP=1 in its environment; a process is seen from its first engine on."
 
 
 class Section(NamedTuple):
@@ -123,6 +120,14 @@ def _stores(pid: str, one: Mapping[str, Any]) -> tuple[str, ...]:
     return pid, f"{one['requests']:,}", words.rate(one["requests_per_s"]), f"{one['retries']:,}", *sizes
 
 
+def nobody(view: Mapping[str, Any]) -> str:
+    """Return what a view without tables means."""
+    pid = view.get("only_pid")
+    if pid is None:
+        return f"No process of this user exports its numbers. {_REMEDY}"
+    return f"Process {pid} exports no numbers to this user. {_REMEDY}"
+
+
 def plain(view: Mapping[str, Any]) -> str:
     """Return a view as lines of text, for a pipe."""
     lines = []
@@ -135,4 +140,4 @@ def plain(view: Mapping[str, Any]) -> str:
             parts = (align(cell, width) for align, cell, width in zip(aligned, row, widths, strict=True))
             lines.append(f"  {'  '.join(parts)}".rstrip())
         lines.append("")
-    return "\n".join(lines) if lines else NOBODY + "\n"
+    return "\n".join(lines) if lines else nobody(view) + "\n"

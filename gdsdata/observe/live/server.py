@@ -110,7 +110,7 @@ _HEADERS = {
 def _shown(view: View) -> dict[str, Any]:
     """Return a view with the tables that the terminal shows."""
     tables = [{**one._asdict(), "left": one.is_left} for one in sections.sections(view)]
-    return {**view, "sections": tables, "nobody": sections.NOBODY}
+    return {**view, "sections": tables, "nobody": sections.nobody(view)}
 
 
 def _policy(page: str) -> str:

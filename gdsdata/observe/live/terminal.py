@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gdsdata.observe.live.rates import Sampler
-from gdsdata.observe.live.sections import NOBODY, sections
+from gdsdata.observe.live.sections import nobody, sections
 
 _NEEDS = "a live view in the terminal needs rich ({error}): pip install 'gdsdata[top]', or use --once"
 
@@ -39,7 +39,7 @@ def drawn(view: Mapping[str, Any]) -> Any:
             drawing.add_row(*map(text.Text, row), style="bold" if row[0] == "sum" else None)
         parts += [text.Text(f"\n{section.title}", style="bold"), drawing]
     if len(parts) == 1:
-        parts.append(text.Text(NOBODY))
+        parts.append(text.Text(nobody(view)))
     return console.Group(*parts)
 
 

@@ -19,7 +19,7 @@ from gdsdata.bench.cases.tune.row import WrongBytes
 from gdsdata.bench.cases.tune.search import Refused, Search, confirmed, said
 from gdsdata.bench.cases.tune.settings import LEAST_PAIRS, SEARCHED
 from gdsdata.bench.data import sources
-from gdsdata.bench.data.made import DataError, data_folder, need_space
+from gdsdata.bench.data.made import DataError, data_folder, make_folder, need_space
 from gdsdata.bench.harness.case import IN_MEMORY, Case
 from gdsdata.bench.harness.folders import temporary_folder
 from gdsdata.bench.harness.process import MODULE_ARGUMENTS, RowFailed
@@ -305,5 +305,5 @@ def place_for_writes(settings):
         path = Path(settings.path).expanduser()
         return path if path.is_dir() else Path(plain_files(settings.path)[0]).parent
     folder = data_folder(settings)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     return folder
