@@ -16,6 +16,7 @@ from gdsdata.io import engine
 from gdsdata.io.remote_access import BLOCK_BYTES
 from gdsdata.storage.cache import Cache, cache_folder, is_cache
 from gdsdata.storage.prefetch import fetch
+from gdsdata.storage.settings import RemoteSettings
 from gdsdata.storage.stores import configure
 
 SIZE = 2 * BLOCK_BYTES + 1000
@@ -79,6 +80,17 @@ def test_a_folder_that_cannot_be_used_is_an_error(tmp_path):
     (tmp_path / "cache.state").write_bytes(b"x" * 4096)
     with pytest.raises(ValueError, match="choose another"):
         Cache(tmp_path, "1GiB")
+
+
+def test_a_url_is_no_cache_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = r"cache='s3://bucket/c' is a URL: give a local folder"
+    with pytest.raises(ValueError, match=words):
+        Cache("s3://bucket/c", "1GiB")
+    with pytest.raises(ValueError, match=words):
+        RemoteSettings.of([URL], "s3://bucket/c", None, None)
+    assert os.listdir(tmp_path) == []
+    assert RemoteSettings.of([URL], "file:///a%20b", None, None).cache == "/a b"
 
 
 # ---------------------------------------------------------------------------------------------------------- the program

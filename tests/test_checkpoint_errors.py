@@ -16,6 +16,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import CheckpointException
 
 import gdsdata
+import gdsdata.safetensors
 from gdsdata.checkpoint.open_file import OpenFile
 from gdsdata.checkpoint.tensor_reader import TensorReader
 from gdsdata.checkpoint.torch_zip.archive import open_archive
@@ -364,6 +365,39 @@ def test_an_open_file_is_refused_with_what_takes_it(tmp_path):
 def test_paths_as_bytes_are_taken(tmp_path):
     gdsdata.save(STATE, os.fsencode(tmp_path / "x.pt"))
     assert torch.equal(gdsdata.load(os.fsencode(tmp_path / "x.pt"))["a"], STATE["a"])
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: gdsdata.save(STATE, "gcs://b/x.pt"),
+        lambda: gdsdata.load("hf://a/x.pt"),
+        lambda: gdsdata.safetensors.save_file({"a": torch.ones(3)}, "abfs://x/y.safetensors"),
+        lambda: dcp.save({"a": torch.ones(3)}, storage_writer=gdsdata.GDSStorageWriter("s3a://x/y"), no_dist=True),
+        lambda: gdsdata.GDSStorageReader("hdfs://x/y"),
+        lambda: gdsdata.GDSDataset(["s3://b/c", "hf://a/x.bin"], 3, device="cpu"),
+        lambda: gdsdata.read_tensor("r2://b/x", torch.uint8, (3,)),
+        lambda: gdsdata.write_tensor(torch.ones(3), "r2://b/x"),
+    ],
+    ids=["save", "load", "save_file", "dcp.save", "dcp reader", "data set", "read_tensor", "write_tensor"],
+)
+def test_a_url_of_an_unknown_scheme_is_never_a_local_path(tmp_path, monkeypatch, call):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        ValueError, match=r"^'\w+://.* has no scheme that gdsdata knows: give a path, or a URL of s3://"
+    ):
+        call()
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("url", ["gcs://b/run", "S3://b/run", "s3://b/run"])
+def test_a_url_is_no_folder_of_a_checkpointer(tmp_path, monkeypatch, url):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=rf"^folder='{url}' is a URL: give a local folder, and upload='s3://b"):
+        gdsdata.AsyncCheckpointer(url)
+    with pytest.raises(ValueError, match=rf"^memory_folder='{url}' is a URL: give a local folder$"):
+        gdsdata.AsyncCheckpointer("run", memory_folder=url)
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_pattern_and_a_lost_folder_are_named(tmp_path, monkeypatch):

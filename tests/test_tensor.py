@@ -151,6 +151,16 @@ def test_the_device_of_the_result_is_chosen(tmp_path):
     assert read_tensor(tmp_path / "x", torch.float32, (2, 3, 4), device="meta").device.type == "meta"
 
 
+def test_a_file_url_names_the_file(tmp_path):
+    url, tensor = f"file://{tmp_path}/a%20b.bin", torch.arange(3)
+    write_tensor(tensor, url)
+    assert os.listdir(tmp_path) == ["a b.bin"]
+    assert torch.equal(read_tensor(url, torch.int64, (3,)), tensor)
+    with gdsdata.Engine() as engine:
+        engine.write(url, tensor + 1).result()
+        assert torch.equal(engine.read(url, torch.zeros_like(tensor)).result(), tensor + 1)
+
+
 def test_threads_may_read_and_write_at_once(tmp_path):
     def there_and_back(i: int) -> bool:
         tensor = torch.full((300_001,), i, dtype=torch.int32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
 import threading
@@ -98,7 +99,7 @@ class Engine:
             reads = self._reads.get(into.device)
             if reads is None:
                 reads = self._reads[into.device] = ReadCalls(engine, self._most_calls, owner=self)
-        return reads.read(os.fspath(path), into, offset, before, priority == "background")
+        return reads.read(_path_of(path), into, offset, before, priority == "background")
 
     def write(
         self,
@@ -122,7 +123,7 @@ class Engine:
         plain = _plain(tensor)
         engine, before = self._asked(plain, path, offset or 0, priority)
         timeout_s, is_background = self.options.stall_timeout_s, priority == "background"
-        return self._writes.submit(_write, engine, plain, os.fspath(path), offset, before, is_background, timeout_s)
+        return self._writes.submit(_write, engine, plain, _path_of(path), offset, before, is_background, timeout_s)
 
     def close(self) -> None:
         """Wait for all calls to end, and refuse new ones."""
@@ -165,7 +166,7 @@ class Engine:
         _check_range(offset, tensor.nbytes)
         engine = self._engines.get(tensor.device)
         if engine is None:  # the first path's file system decides, as it does for data sets
-            options = calibrated(self.options, os.fspath(path), tensor.device, measure=False)
+            options = calibrated(self.options, _path_of(path), tensor.device, measure=False)
             engine = self._engines[tensor.device] = shared_engine(options, tensor.device)
         return engine, engine.mark(stream_of(tensor.device))
 
@@ -203,7 +204,7 @@ def read_tensor(
     _check_range(offset, math.prod(shape) * dtype.itemsize)
     target = resolved("cpu" if device is None else device)
     device = target if reaches(target) else torch.device("cpu")
-    path = os.fspath(path)
+    path = _path_of(path)
     options = options or _DEFAULTS
     engine = kept_engine(calibrated(options, path, device, measure=False), device)
     storage = new_storage(math.prod(shape) * dtype.itemsize, device)
@@ -251,7 +252,7 @@ def write_tensor(
     _check_plain(tensor, "write")
     _check_range(offset or 0, tensor.nbytes)
     plain = _plain(tensor)
-    path = os.fspath(path)
+    path = _path_of(path)
     options = options or _DEFAULTS
     engine = kept_engine(calibrated(options, path, plain.device, measure=False), plain.device)
     _write(engine, plain, path, offset, engine.mark(stream_of(plain.device)), True, options.stall_timeout_s)
@@ -298,6 +299,19 @@ def _write(
         engine.write_whole(path, tensor, before, background, stall_timeout_s)
     else:
         engine.write_range(path, offset or 0, tensor, before, background, stall_timeout_s)
+
+
+def _path_of(path: str | os.PathLike[str]) -> str:
+    """Return a path, or the URL of an object, as a string; of a ``file://`` URL its path.
+
+    Raises:
+        ValueError: a ``file://`` URL of another host, or a scheme that is not known.
+    """
+    text = os.fspath(path)
+    if "://" not in text:
+        return text
+    found: str = importlib.import_module(".storage.location", "gdsdata").local_path(text)  # late: few paths are URLs
+    return found
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
