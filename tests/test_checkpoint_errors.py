@@ -289,6 +289,18 @@ def test_restore_refuses_what_is_no_state_before_it_reads(checkpointer):
         checkpointer.restore({"state": STATE}, step=9)
 
 
+def test_a_restore_from_the_folder_of_one_step_names_the_folder_above(checkpointer, monkeypatch):
+    checkpointer.save(3, {"state": STATE}).result()
+    run = checkpointer._folder.path
+    monkeypatch.chdir(run)
+    for folder in ("step-3", f"{run}/step-3/"):
+        for step in (None, 3):
+            with pytest.raises(ValueError, match=rf"AsyncCheckpointer\('{run}'\)\.restore\(state, step=3\)"):
+                gdsdata.AsyncCheckpointer(folder).restore({"state": STATE}, step)
+        with pytest.raises(IoError, match=rf"AsyncCheckpointer\('{run}'\)\.restore\(state, step=3\)"):
+            gdsdata.load(folder)
+
+
 def test_a_model_of_other_shapes_or_names_is_a_value_error_of_restore(checkpointer):
     checkpointer.save(3, {"model": torch.nn.Linear(2, 2)})
     for model in (torch.nn.Linear(3, 2), torch.nn.Linear(2, 2, bias=False)):

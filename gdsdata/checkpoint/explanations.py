@@ -76,6 +76,8 @@ def folder(path: str) -> str:
         if ".metadata" in names:
             reader = f"torch.distributed.checkpoint.load(..., storage_reader=gdsdata.GDSStorageReader({path!r}))"
             return f"'{path}' is a folder with a distributed checkpoint. Load it by {reader}"
+        if is_step(path):
+            return step_in_words(path)
         if any(name.startswith("step-") for name in names) or "manifest.json" in names:
             return f"'{path}' is a folder of AsyncCheckpointer's. Load it by AsyncCheckpointer(folder).restore(state)"
         for ending in (".safetensors.index.json", ".safetensors", ".pt", ".pth", ".bin", ".ckpt"):
@@ -83,6 +85,19 @@ def folder(path: str) -> str:
             if found:
                 return f"'{path}' is a folder. Give the path of a file in it, as '{os.path.join(path, found[0])}'"
     return f"'{path}' is a folder, and in it is nothing that looks like a checkpoint. Give the path of a file"
+
+
+def is_step(folder: str) -> bool:
+    """Return whether a folder is that of one step, which `AsyncCheckpointer` has saved."""
+    name = os.path.basename(os.path.abspath(folder))
+    return name.startswith("step-") and os.path.isfile(os.path.join(folder, "manifest.json"))
+
+
+def step_in_words(folder: str) -> str:
+    """Return the message for the folder of one step that was given in another one's place."""
+    above, name = os.path.split(os.path.abspath(folder))
+    call = f"AsyncCheckpointer({above!r}).restore(state, step={name.removeprefix('step-')})"
+    return f"'{folder}' is the folder of one step. Load it by {call}"
 
 
 def empty_file(path: str) -> CorruptData:
