@@ -12,6 +12,7 @@ from servers.faults import BUCKET, FaultServer
 
 from gdsdata import cache as program
 from gdsdata import progress_bars
+from gdsdata.errors import IoError
 from gdsdata.io import engine
 from gdsdata.io.remote_access import BLOCK_BYTES
 from gdsdata.storage.cache import Cache, cache_folder, is_cache
@@ -75,8 +76,9 @@ def test_a_block_of_another_size_is_not_kept(folder, content):
 
 def test_a_folder_that_cannot_be_used_is_an_error(tmp_path):
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(OSError, match="file"):
-        Cache(tmp_path / "file", "1GiB")
+    for name in ("file", "file/below"):
+        with pytest.raises(IoError, match=rf"^cache='.*{name}' cannot be used, because '.*/file' is a file: give the"):
+            Cache(tmp_path / name, "1GiB")
     (tmp_path / "cache.state").write_bytes(b"x" * 4096)
     with pytest.raises(ValueError, match="choose another"):
         Cache(tmp_path, "1GiB")

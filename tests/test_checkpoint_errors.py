@@ -301,6 +301,18 @@ def test_a_restore_from_the_folder_of_one_step_names_the_folder_above(checkpoint
             gdsdata.load(folder)
 
 
+@pytest.mark.parametrize("name", ["model.pt", "model.pt/run"])
+def test_a_file_in_the_place_of_the_checkpointers_folder_is_named(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    gdsdata.save(STATE, "model.pt")
+    words = f"^folder='{name}' cannot be used, because 'model.pt' is a file: give the path of a folder$"
+    with gdsdata.AsyncCheckpointer(name) as checkpointer:
+        with pytest.raises(IoError, match=words):
+            checkpointer.restore({"state": STATE})
+        with pytest.raises(IoError, match=words):
+            checkpointer.save(1, {"state": STATE}).result()
+
+
 def test_a_model_of_other_shapes_or_names_is_a_value_error_of_restore(checkpointer):
     checkpointer.save(3, {"model": torch.nn.Linear(2, 2)})
     for model in (torch.nn.Linear(3, 2), torch.nn.Linear(2, 2, bias=False)):

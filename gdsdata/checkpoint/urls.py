@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from gdsdata.errors import IoError
     from gdsdata.storage.store import Store
 
 # Imports below are late: a program that names no URL imports nothing of `gdsdata.storage`.
@@ -41,6 +42,13 @@ def local_folder(name: str, folder: str | os.PathLike[str], remedy: str = "") ->
     from gdsdata.storage import location
 
     return location.local_folder(name, path, remedy)
+
+
+def not_a_folder(name: str, folder: str) -> IoError:
+    """Return the error for an argument that names a file: see `location.not_a_folder`."""
+    from gdsdata.storage import location
+
+    return location.not_a_folder(name, folder)
 
 
 def store_and_key(url: str) -> tuple[Store, str]:

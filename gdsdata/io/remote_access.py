@@ -96,7 +96,10 @@ def make_cache_folder(folder: str) -> str:
     """
     location = importlib.import_module(_LOCATION, "gdsdata")
     path: str = location.local_folder("cache", folder)
-    os.makedirs(path, 0o700, exist_ok=True)
+    try:
+        os.makedirs(path, 0o700, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise location.not_a_folder("cache", path) from error
     return path
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
+
+from gdsdata.errors import IoError
 
 # As csrc/base/remote_object.cpp has it: a path of another kind is a file of this machine.
 _URL = re.compile(r"(?:s3|gs|az|https?)://")
@@ -53,6 +56,20 @@ def local_folder(name: str, folder: str | os.PathLike[str], remedy: str = "") ->
     if _ANY_URL.match(text) and not text.startswith("file://"):
         raise ValueError(f"{name}={text!r} is a URL: give a local folder{remedy}")
     return local_path(text)
+
+
+def not_a_folder(name: str, folder: str) -> IoError:
+    """Return the error for an argument that names a file, or something below one.
+
+    Args:
+        name: of the argument.
+        folder: what was given.
+    """
+    file = folder
+    while not os.path.lexists(file) and os.path.dirname(file) not in ("", file):
+        file = os.path.dirname(file)
+    message = f"{name}={folder!r} cannot be used, because '{file}' is a file: give the path of a folder"
+    return IoError(errno.ENOTDIR, message, folder)
 
 
 @dataclass(frozen=True)
