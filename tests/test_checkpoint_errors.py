@@ -1,5 +1,6 @@
 """Mistakes with checkpoints, and files that are none, cause errors with path, place and remedy."""
 
+import argparse
 import gzip
 import json
 import os
@@ -8,6 +9,8 @@ import re
 import sys
 import threading
 import types
+from datetime import datetime
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -85,12 +88,13 @@ def test_a_safetensors_name_with_something_else_behind_it_says_what_it_is(tmp_pa
 @pytest.mark.filterwarnings("ignore:.*is read by torch.load")
 @pytest.mark.parametrize("save", [zip_of, legacy])
 @pytest.mark.parametrize("arguments", [{}, {"only": ["*"]}])
-def test_what_weights_only_refuses_keeps_torchs_type_and_words_behind_the_path(tmp_path, save, arguments):
+def test_what_weights_only_refuses_is_named_with_the_argument_that_allows_it(tmp_path, save, arguments):
     path = tmp_path / "x.pt"
     save({"model": Unknown()}, path)
-    with pytest.raises(pickle.UnpicklingError, match="GLOBAL .*Unknown was not an allowed global") as caught:
+    words = r"has [\w.]+\.Unknown, which weights_only=True does not allow. .* gdsdata.load\(..., weights_only=False\)"
+    with pytest.raises(pickle.UnpicklingError, match=words) as caught:
         gdsdata.load(path, **arguments)
-    assert str(caught.value).startswith(f"'{path}' of ")
+    assert str(caught.value).startswith(f"'{path}' of ") and "\x1b" not in str(caught.value)
 
 
 @pytest.mark.parametrize("is_imported", [True, False])
@@ -101,7 +105,7 @@ def test_a_class_of_a_package_that_is_not_imported_says_to_import_it(tmp_path, m
     torch.save({"model": package.Unknown()}, tmp_path / "x.pt")
     if not is_imported:
         monkeypatch.delitem(sys.modules, "unimported_package")
-    with pytest.raises(pickle.UnpicklingError, match="GLOBAL unimported_package.Unknown was not an allowed") as caught:
+    with pytest.raises(pickle.UnpicklingError, match="has unimported_package.Unknown, which weights_only") as caught:
         gdsdata.load(tmp_path / "x.pt")
     assert ("unimported_package is not imported here" in str(caught.value)) is not is_imported
 
@@ -299,6 +303,27 @@ def test_a_restore_from_the_folder_of_one_step_names_the_folder_above(checkpoint
                 gdsdata.AsyncCheckpointer(folder).restore({"state": STATE}, step)
         with pytest.raises(IoError, match=rf"AsyncCheckpointer\('{run}'\)\.restore\(state, step=3\)"):
             gdsdata.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        (np.float64(1), r"numpy\.\w+\.multiarray\.scalar"),
+        (Path("x"), r"pathlib.*Path"),
+        (datetime(2024, 1, 1), r"datetime\.datetime"),
+        (argparse.Namespace(a=1), r"argparse\.Namespace"),
+    ],
+    ids=["scalar", "path", "datetime", "namespace"],
+)
+def test_a_restore_of_what_weights_only_forbids_names_it_and_the_argument(checkpointer, value, name):
+    checkpointer.save(3, {"state": {"value": value}})
+    words = rf"rank-0-\w+.pt' has {name}, which .* call restore\(..., weights_only=False\)"
+    with pytest.raises(pickle.UnpicklingError, match=words) as caught:
+        checkpointer.restore({"state": {"value": None}})
+    assert "\x1b" not in str(caught.value)
+    target = {"value": None}
+    assert checkpointer.restore({"state": target}, weights_only=False) == 3
+    assert target["value"] == value
 
 
 @pytest.mark.parametrize("name", ["model.pt", "model.pt/run"])

@@ -145,8 +145,8 @@ def torch_errors_explained(
 
     Raises:
         CorruptData: the file is cut short, damaged, or of another kind.
-        pickle.UnpicklingError, RuntimeError, ...: torch refuses the file, with torch's own type and
-            words.
+        pickle.UnpicklingError, RuntimeError, ...: torch refuses the file, with torch's own type,
+            and its words unless `forbidden` knows better ones.
     """
     try:
         yield
@@ -166,8 +166,29 @@ _KEPT_TYPES = (
 )  # fmt: skip
 # Words in torch's RuntimeErrors about files that are cut short or damaged.
 _DAMAGE = ("PytorchStreamReader", "unexpected EOF", "wrong byte size", "nvalid magic number", "orrupt")
-# torch's words about a class that weights_only forbids: its module.
-_FORBIDDEN_CLASS = re.compile(r"GLOBAL ([\w.]+)\.\w+ was not an allowed global")
+# torch's words about what weights_only forbids: its name, with its module.
+_FORBIDDEN = re.compile(r"GLOBAL ([\w.<>]+) (?:was not an allowed global|whose module \S+ is blocked)")
+_COLORS = re.compile(r"\x1b\[[0-9;]*m")  # of a terminal, in torch's words
+
+
+def forbidden(place: str, error: BaseException | None, call: str) -> pickle.UnpicklingError | None:
+    """Return the error for what weights_only forbids. None: ``error`` is about something else.
+
+    Args:
+        place: words for the file, with its path.
+        error: of torch.
+        call: what the user called, with the argument that allows it.
+    """
+    found = _FORBIDDEN.search(str(error))
+    if found is None:
+        return None
+    name, module = found[1], found[1].rpartition(".")[0]
+    words = f"{place} has {name}, which weights_only=True does not allow. "
+    if module not in sys.modules:
+        allows = "some packages allow torch to load their classes when they are imported, as torchao does"
+        words += f"{module} is not imported here: {allows}. Import it first. "
+    others = "allow it by torch.serialization.add_safe_globals, or save plain values in its place"
+    return pickle.UnpicklingError(f"{words}If you trust the file, call {call}; or {others}")
 
 
 def _explained(error: Exception, place: str, head: bytes, weights_only: bool | None) -> Exception:
@@ -175,7 +196,9 @@ def _explained(error: Exception, place: str, head: bytes, weights_only: bool | N
         return error
     if not head.startswith(_TORCH_MAGICS) and (foreign := foreign_file(place, head)) is not None:
         return foreign
-    said = str(error) or type(error).__name__
+    if weights_only and (refused := forbidden(place, error, "gdsdata.load(..., weights_only=False)")) is not None:
+        return refused
+    said = _COLORS.sub("", str(error)) or type(error).__name__
     is_damage = isinstance(error, EOFError) or (isinstance(error, RuntimeError) and any(m in said for m in _DAMAGE))
     only_torchs_code_ran = weights_only is not False and not isinstance(error, (RuntimeError, pickle.UnpicklingError))
     if is_damage or only_torchs_code_ran:
@@ -185,9 +208,6 @@ def _explained(error: Exception, place: str, head: bytes, weights_only: bool | N
     remedy = ""
     if isinstance(error, (ImportError, AttributeError)):
         remedy = ". The file names what cannot be imported here: install it, or import what defines it first"
-    elif (forbidden := _FORBIDDEN_CLASS.search(said)) and forbidden[1] not in sys.modules:
-        allows = "some packages allow torch to load their classes when they are imported, as torchao does"
-        remedy = f"\n{forbidden[1]} is not imported here: {allows}. Import it first"
     return type(error)(f"{place}: {said}{remedy}")
 
 

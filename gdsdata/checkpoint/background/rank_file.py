@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import torch
 
 from gdsdata.checkpoint.api import load
 from gdsdata.checkpoint.contents import Kind, kind_of
+from gdsdata.checkpoint.explanations import forbidden
 from gdsdata.checkpoint.gc_pause import collector_paused
 from gdsdata.checkpoint.open_object import open_path
 from gdsdata.checkpoint.stored import Stored
@@ -68,7 +70,7 @@ def load_over(
     except NotPlain:
         saved = None
     if saved is None:  # only torch can make it
-        saved = load(path, verify=verify, weights_only=weights_only, options=options)
+        saved = _loaded_by_torch(path, verify, weights_only, options)
     lost = [name for name in targets if not isinstance(saved, dict) or name not in saved]
     if lost:
         raise ValueError(f"'{path}' has nothing of the name {lost[0]!r}")
@@ -96,6 +98,16 @@ def load_over(
         return made.get(place, leaf)
 
     return map_leaves(chosen, restored)
+
+
+def _loaded_by_torch(path: str, verify: bool, weights_only: bool, options: EngineOptions) -> Any:
+    try:
+        return load(path, verify=verify, weights_only=weights_only, options=options)
+    except pickle.UnpicklingError as error:
+        refused = forbidden(f"'{path}'", error.__cause__, "restore(..., weights_only=False)")
+        if refused is None:
+            raise
+        raise refused from error.__cause__
 
 
 def _check_strictly(
