@@ -476,6 +476,34 @@ def test_a_folder_is_refused_with_what_reads_it(tmp_path):
     refused("GDSStorageReader")
 
 
+@pytest.mark.parametrize("arguments", [{}, {"only": ["*"]}, {"into": {"a": torch.zeros(3000)}}])
+def test_a_data_file_of_a_distributed_checkpoint_says_to_load_its_folder(tmp_path, arguments):
+    dcp.save(STATE, storage_writer=gdsdata.GDSStorageWriter(tmp_path), no_dist=True)
+    path = tmp_path / "__0_0.distcp"
+    words = rf"'{path}' is a data file of a distributed checkpoint. Load its folder by .*Reader\('{tmp_path}'\)"
+    with pytest.raises(CorruptData, match=words) as caught:
+        gdsdata.load(path, **arguments)
+    assert caught.value.path == str(path)
+
+
+def test_an_index_of_pickled_shards_says_to_load_each_of_them(tmp_path):
+    index = tmp_path / "pytorch_model.bin.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "model-1.bin", "b": "model-2.bin"}}))
+    torch.save({"a": torch.ones(2)}, tmp_path / "model-1.bin")
+    words = rf"'{index}' names pickled files, .* load each by itself, as gdsdata.load\('{tmp_path}/model-1.bin'\)"
+    with pytest.raises(CorruptData, match=words):
+        gdsdata.load(index)
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+@pytest.mark.parametrize("arguments", [{}, {"only": ["*"]}])
+@pytest.mark.filterwarnings("ignore:.*is read by torch.load")
+def test_an_npz_file_is_named_as_such(tmp_path, save, arguments):
+    save(tmp_path / "q.npz", weights=np.ones(3))
+    with pytest.raises(CorruptData, match=r"q.npz' .*is no checkpoint: it is an npz file .* numpy.load"):
+        gdsdata.load(tmp_path / "q.npz", **arguments)
+
+
 def test_a_missing_shard_is_named_with_its_index_and_what_it_has(tmp_path):
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a": "1.safetensors", "b": "2.safetensors", "c": "2.safetensors"}}))

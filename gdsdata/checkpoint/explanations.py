@@ -74,8 +74,7 @@ def folder(path: str) -> str:
     with contextlib.suppress(OSError):
         names = sorted(os.listdir(path))
         if ".metadata" in names:
-            reader = f"torch.distributed.checkpoint.load(..., storage_reader=gdsdata.GDSStorageReader({path!r}))"
-            return f"'{path}' is a folder with a distributed checkpoint. Load it by {reader}"
+            return f"'{path}' is a folder with a distributed checkpoint. Load it by {_dcp_load(path)}"
         if is_step(path):
             return step_in_words(path)
         if any(name.startswith("step-") for name in names) or "manifest.json" in names:
@@ -85,6 +84,16 @@ def folder(path: str) -> str:
             if found:
                 return f"'{path}' is a folder. Give the path of a file in it, as '{os.path.join(path, found[0])}'"
     return f"'{path}' is a folder, and in it is nothing that looks like a checkpoint. Give the path of a file"
+
+
+def dcp_data_file(path: str) -> CorruptData:
+    """Return the error for one file of a distributed checkpoint."""
+    load = _dcp_load(os.path.dirname(path) or ".")
+    return CorruptData(f"'{path}' is a data file of a distributed checkpoint. Load its folder by {load}", path)
+
+
+def _dcp_load(folder: str) -> str:
+    return f"torch.distributed.checkpoint.load(..., storage_reader=gdsdata.GDSStorageReader({folder!r}))"
 
 
 def is_step(folder: str) -> bool:
@@ -115,6 +124,8 @@ def foreign_file(place: str, head: bytes) -> CorruptData | None:
         place: words for the file, with its path.
         head: its first bytes.
     """
+    if _is_npz(head):
+        return CorruptData(f"{place} is no checkpoint: it is an npz file of numpy's. Read it with numpy.load")
     start = head.lstrip().lower()
     for magic, what in _FOREIGN:
         if head.startswith(magic) or start.startswith(magic):
@@ -124,6 +135,12 @@ def foreign_file(place: str, head: bytes) -> CorruptData | None:
         if text and all(one.isprintable() or one.isspace() for one in text):
             return CorruptData(f"{place} is no checkpoint: it is text, and begins with {text[:20]!r}. Check the path")
     return None
+
+
+def _is_npz(head: bytes) -> bool:
+    """Return whether a file begins as a zip whose first file is an array of numpy's."""
+    name_bytes = int.from_bytes(head[26:28], "little")
+    return head.startswith(b"PK\x03\x04") and head[30:][:name_bytes].endswith(b".npy")
 
 
 @contextlib.contextmanager
@@ -194,7 +211,8 @@ def forbidden(place: str, error: BaseException | None, call: str) -> pickle.Unpi
 def _explained(error: Exception, place: str, head: bytes, weights_only: bool | None) -> Exception:
     if isinstance(error, (GdsdataError, OSError, MemoryError, torch.OutOfMemoryError)):
         return error
-    if not head.startswith(_TORCH_MAGICS) and (foreign := foreign_file(place, head)) is not None:
+    may_be_foreign = not head.startswith(_TORCH_MAGICS) or _is_npz(head)
+    if may_be_foreign and (foreign := foreign_file(place, head)) is not None:
         return foreign
     if weights_only and (refused := forbidden(place, error, "gdsdata.load(..., weights_only=False)")) is not None:
         return refused

@@ -34,6 +34,7 @@ CHECKSUMS = "gdsdata_crc32"
 _OBJECTS_AT_A_TIME = 16  # whose headers are read
 _LONGEST_INDEX_BYTES = 2**28  # a tensor has some 100
 _PAGE_BYTES = 4096  # the data begin on a page
+_PICKLED = (".bin", ".pt", ".pth")
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -174,7 +175,7 @@ def weight_map(index: OpenFile) -> dict[str, str]:
     """Return the file of each tensor that an index names.
 
     Raises:
-        CorruptData: the index is damaged.
+        CorruptData: the index is damaged, or names pickled files.
     """
     path = index.path
     try:
@@ -192,6 +193,14 @@ def weight_map(index: OpenFile) -> dict[str, str]:
             "or of the checkpoint's own file; if this is one, it is damaged: fetch it again"
         )
         raise CorruptData(message, path) from error
+    pickled = next((name for name in names if name.endswith(_PICKLED)), None)
+    if pickled is not None:
+        file = os.path.join(os.path.dirname(path), pickled)
+        raise CorruptData(
+            f"'{path}' names pickled files, and an index is read if it names safetensors files: load each by itself, "
+            f"as gdsdata.load({file!r})",
+            path,
+        )
     return of_tensor
 
 
