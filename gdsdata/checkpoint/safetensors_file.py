@@ -23,7 +23,7 @@ from gdsdata.checkpoint.gc_pause import collector_paused
 from gdsdata.checkpoint.open_file import OpenFile, missing, most_kept_files
 from gdsdata.checkpoint.open_object import open_path
 from gdsdata.checkpoint.stored import Record, Stored, bytes_of
-from gdsdata.checkpoint.tensor_kinds import has_own_memory
+from gdsdata.checkpoint.tensor_kinds import check_has_values, has_own_memory
 from gdsdata.checkpoint.urls import is_url
 from gdsdata.errors import CorruptData
 from gdsdata.formats.parsers import safetensors_header
@@ -133,7 +133,8 @@ def _check(tensors: Mapping[str, torch.Tensor]) -> None:
         if not isinstance(name, str) or name == "__metadata__":
             raise ValueError(f"{name!r} is no name for a tensor in a safetensors file: {instead}")
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or not has_own_memory(tensor):
-            kind = type(tensor).__name__
+            check_has_values({name: tensor})
+            kind = _kind_of(tensor)
             raise ValueError(f"{name} is a {kind} and no plain tensor, which is what safetensors files hold: {instead}")
         if tensor.dtype not in _NAMES:
             raise ValueError(f"{name} is of {tensor.dtype}, which safetensors files do not have: {instead}")
@@ -152,6 +153,15 @@ def _check(tensors: Mapping[str, torch.Tensor]) -> None:
                 f"{name} and {next_name} share memory, which a safetensors file cannot say: save the model by "
                 f"gdsdata.safetensors.save_model, {instead}, or clone one"
             )
+
+
+def _kind_of(value: Any) -> str:
+    """Return words for a value that is no plain tensor."""
+    if type(value) not in (torch.Tensor, torch.nn.Parameter):
+        return type(value).__name__
+    if value.is_nested or value.is_quantized:
+        return "nested tensor" if value.is_nested else "quantized tensor"
+    return f"tensor of {value.layout}" if value.layout is not torch.strided else "tensor of zeros without memory"
 
 
 def read_index(index: OpenFile) -> dict[str, Stored]:
