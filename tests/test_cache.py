@@ -12,10 +12,12 @@ from servers.faults import BUCKET, FaultServer
 
 from gdsdata import cache as program
 from gdsdata import progress_bars
+from gdsdata.errors import IoError
 from gdsdata.io import engine
 from gdsdata.io.remote_access import BLOCK_BYTES
 from gdsdata.storage.cache import Cache, cache_folder, is_cache
 from gdsdata.storage.prefetch import fetch
+from gdsdata.storage.settings import RemoteSettings
 from gdsdata.storage.stores import configure
 
 SIZE = 2 * BLOCK_BYTES + 1000
@@ -74,11 +76,23 @@ def test_a_block_of_another_size_is_not_kept(folder, content):
 
 def test_a_folder_that_cannot_be_used_is_an_error(tmp_path):
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(OSError, match="file"):
-        Cache(tmp_path / "file", "1GiB")
+    for name in ("file", "file/below"):
+        with pytest.raises(IoError, match=rf"^cache='.*{name}' cannot be used, because '.*/file' is a file: give the"):
+            Cache(tmp_path / name, "1GiB")
     (tmp_path / "cache.state").write_bytes(b"x" * 4096)
     with pytest.raises(ValueError, match="choose another"):
         Cache(tmp_path, "1GiB")
+
+
+def test_a_url_is_no_cache_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = r"cache='s3://bucket/c' is a URL: give a local folder"
+    with pytest.raises(ValueError, match=words):
+        Cache("s3://bucket/c", "1GiB")
+    with pytest.raises(ValueError, match=words):
+        RemoteSettings.of([URL], "s3://bucket/c", None, None)
+    assert os.listdir(tmp_path) == []
+    assert RemoteSettings.of([URL], "file:///a%20b", None, None).cache == "/a b"
 
 
 # ---------------------------------------------------------------------------------------------------------- the program

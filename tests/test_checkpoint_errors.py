@@ -1,5 +1,6 @@
 """Mistakes with checkpoints, and files that are none, cause errors with path, place and remedy."""
 
+import argparse
 import gzip
 import json
 import os
@@ -8,6 +9,8 @@ import re
 import sys
 import threading
 import types
+from datetime import datetime
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +19,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import CheckpointException
 
 import gdsdata
+import gdsdata.safetensors
 from gdsdata.checkpoint.open_file import OpenFile
 from gdsdata.checkpoint.tensor_reader import TensorReader
 from gdsdata.checkpoint.torch_zip.archive import open_archive
@@ -84,12 +88,13 @@ def test_a_safetensors_name_with_something_else_behind_it_says_what_it_is(tmp_pa
 @pytest.mark.filterwarnings("ignore:.*is read by torch.load")
 @pytest.mark.parametrize("save", [zip_of, legacy])
 @pytest.mark.parametrize("arguments", [{}, {"only": ["*"]}])
-def test_what_weights_only_refuses_keeps_torchs_type_and_words_behind_the_path(tmp_path, save, arguments):
+def test_what_weights_only_refuses_is_named_with_the_argument_that_allows_it(tmp_path, save, arguments):
     path = tmp_path / "x.pt"
     save({"model": Unknown()}, path)
-    with pytest.raises(pickle.UnpicklingError, match="GLOBAL .*Unknown was not an allowed global") as caught:
+    words = r"has [\w.]+\.Unknown, which weights_only=True does not allow. .* gdsdata.load\(..., weights_only=False\)"
+    with pytest.raises(pickle.UnpicklingError, match=words) as caught:
         gdsdata.load(path, **arguments)
-    assert str(caught.value).startswith(f"'{path}' of ")
+    assert str(caught.value).startswith(f"'{path}' of ") and "\x1b" not in str(caught.value)
 
 
 @pytest.mark.parametrize("is_imported", [True, False])
@@ -100,7 +105,7 @@ def test_a_class_of_a_package_that_is_not_imported_says_to_import_it(tmp_path, m
     torch.save({"model": package.Unknown()}, tmp_path / "x.pt")
     if not is_imported:
         monkeypatch.delitem(sys.modules, "unimported_package")
-    with pytest.raises(pickle.UnpicklingError, match="GLOBAL unimported_package.Unknown was not an allowed") as caught:
+    with pytest.raises(pickle.UnpicklingError, match="has unimported_package.Unknown, which weights_only") as caught:
         gdsdata.load(tmp_path / "x.pt")
     assert ("unimported_package is not imported here" in str(caught.value)) is not is_imported
 
@@ -288,6 +293,51 @@ def test_restore_refuses_what_is_no_state_before_it_reads(checkpointer):
         checkpointer.restore({"state": STATE}, step=9)
 
 
+def test_a_restore_from_the_folder_of_one_step_names_the_folder_above(checkpointer, monkeypatch):
+    checkpointer.save(3, {"state": STATE}).result()
+    run = checkpointer._folder.path
+    monkeypatch.chdir(run)
+    for folder in ("step-3", f"{run}/step-3/"):
+        for step in (None, 3):
+            with pytest.raises(ValueError, match=rf"AsyncCheckpointer\('{run}'\)\.restore\(state, step=3\)"):
+                gdsdata.AsyncCheckpointer(folder).restore({"state": STATE}, step)
+        with pytest.raises(IoError, match=rf"AsyncCheckpointer\('{run}'\)\.restore\(state, step=3\)"):
+            gdsdata.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        (np.float64(1), r"numpy\.\w+\.multiarray\.scalar"),
+        (Path("x"), r"pathlib.*Path"),
+        (datetime(2024, 1, 1), r"datetime\.datetime"),
+        (argparse.Namespace(a=1), r"argparse\.Namespace"),
+    ],
+    ids=["scalar", "path", "datetime", "namespace"],
+)
+def test_a_restore_of_what_weights_only_forbids_names_it_and_the_argument(checkpointer, value, name):
+    checkpointer.save(3, {"state": {"value": value}})
+    words = rf"rank-0-\w+.pt' has {name}, which .* call restore\(..., weights_only=False\)"
+    with pytest.raises(pickle.UnpicklingError, match=words) as caught:
+        checkpointer.restore({"state": {"value": None}})
+    assert "\x1b" not in str(caught.value)
+    target = {"value": None}
+    assert checkpointer.restore({"state": target}, weights_only=False) == 3
+    assert target["value"] == value
+
+
+@pytest.mark.parametrize("name", ["model.pt", "model.pt/run"])
+def test_a_file_in_the_place_of_the_checkpointers_folder_is_named(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    gdsdata.save(STATE, "model.pt")
+    words = f"^folder='{name}' cannot be used, because 'model.pt' is a file: give the path of a folder$"
+    with gdsdata.AsyncCheckpointer(name) as checkpointer:
+        with pytest.raises(IoError, match=words):
+            checkpointer.restore({"state": STATE})
+        with pytest.raises(IoError, match=words):
+            checkpointer.save(1, {"state": STATE}).result()
+
+
 def test_a_model_of_other_shapes_or_names_is_a_value_error_of_restore(checkpointer):
     checkpointer.save(3, {"model": torch.nn.Linear(2, 2)})
     for model in (torch.nn.Linear(3, 2), torch.nn.Linear(2, 2, bias=False)):
@@ -366,6 +416,39 @@ def test_paths_as_bytes_are_taken(tmp_path):
     assert torch.equal(gdsdata.load(os.fsencode(tmp_path / "x.pt"))["a"], STATE["a"])
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: gdsdata.save(STATE, "gcs://b/x.pt"),
+        lambda: gdsdata.load("hf://a/x.pt"),
+        lambda: gdsdata.safetensors.save_file({"a": torch.ones(3)}, "abfs://x/y.safetensors"),
+        lambda: dcp.save({"a": torch.ones(3)}, storage_writer=gdsdata.GDSStorageWriter("s3a://x/y"), no_dist=True),
+        lambda: gdsdata.GDSStorageReader("hdfs://x/y"),
+        lambda: gdsdata.GDSDataset(["s3://b/c", "hf://a/x.bin"], 3, device="cpu"),
+        lambda: gdsdata.read_tensor("r2://b/x", torch.uint8, (3,)),
+        lambda: gdsdata.write_tensor(torch.ones(3), "r2://b/x"),
+    ],
+    ids=["save", "load", "save_file", "dcp.save", "dcp reader", "data set", "read_tensor", "write_tensor"],
+)
+def test_a_url_of_an_unknown_scheme_is_never_a_local_path(tmp_path, monkeypatch, call):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        ValueError, match=r"^'\w+://.* has no scheme that gdsdata knows: give a path, or a URL of s3://"
+    ):
+        call()
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("url", ["gcs://b/run", "S3://b/run", "s3://b/run"])
+def test_a_url_is_no_folder_of_a_checkpointer(tmp_path, monkeypatch, url):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=rf"^folder='{url}' is a URL: give a local folder, and upload='s3://b"):
+        gdsdata.AsyncCheckpointer(url)
+    with pytest.raises(ValueError, match=rf"^memory_folder='{url}' is a URL: give a local folder$"):
+        gdsdata.AsyncCheckpointer("run", memory_folder=url)
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_pattern_and_a_lost_folder_are_named(tmp_path, monkeypatch):
     gdsdata.save(STATE, tmp_path / "x.pt")
     with pytest.raises(FileNotFoundError, match=r"\*.pt' is a pattern, which 1 files match. Give .* as '.*x.pt'"):
@@ -391,6 +474,34 @@ def test_a_folder_is_refused_with_what_reads_it(tmp_path):
     refused(r"AsyncCheckpointer\(folder\).restore\(state\)")
     (tmp_path / ".metadata").touch()
     refused("GDSStorageReader")
+
+
+@pytest.mark.parametrize("arguments", [{}, {"only": ["*"]}, {"into": {"a": torch.zeros(3000)}}])
+def test_a_data_file_of_a_distributed_checkpoint_says_to_load_its_folder(tmp_path, arguments):
+    dcp.save(STATE, storage_writer=gdsdata.GDSStorageWriter(tmp_path), no_dist=True)
+    path = tmp_path / "__0_0.distcp"
+    words = rf"'{path}' is a data file of a distributed checkpoint. Load its folder by .*Reader\('{tmp_path}'\)"
+    with pytest.raises(CorruptData, match=words) as caught:
+        gdsdata.load(path, **arguments)
+    assert caught.value.path == str(path)
+
+
+def test_an_index_of_pickled_shards_says_to_load_each_of_them(tmp_path):
+    index = tmp_path / "pytorch_model.bin.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "model-1.bin", "b": "model-2.bin"}}))
+    torch.save({"a": torch.ones(2)}, tmp_path / "model-1.bin")
+    words = rf"'{index}' names pickled files, .* load each by itself, as gdsdata.load\('{tmp_path}/model-1.bin'\)"
+    with pytest.raises(CorruptData, match=words):
+        gdsdata.load(index)
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+@pytest.mark.parametrize("arguments", [{}, {"only": ["*"]}])
+@pytest.mark.filterwarnings("ignore:.*is read by torch.load")
+def test_an_npz_file_is_named_as_such(tmp_path, save, arguments):
+    save(tmp_path / "q.npz", weights=np.ones(3))
+    with pytest.raises(CorruptData, match=r"q.npz' .*is no checkpoint: it is an npz file .* numpy.load"):
+        gdsdata.load(tmp_path / "q.npz", **arguments)
 
 
 def test_a_missing_shard_is_named_with_its_index_and_what_it_has(tmp_path):

@@ -200,12 +200,17 @@ def test_what_safetensors_cannot_say_is_refused_and_the_other_format_offered(tmp
         ({"a": base[:6], "b": base[5:]}, "a and b share memory"),
         ({"a": torch.zeros(3, dtype=torch.complex128)}, "a is of torch.complex128"),
         ({"a": {"b": base}}, "a is a dict and no plain tensor"),
-        ({"a": torch.eye(3).to_sparse()}, "a is a Tensor and no plain tensor"),
+        ({"a": torch.eye(3).to_sparse()}, "a is a tensor of torch.sparse_coo and no plain tensor"),
+        ({"a": torch.nested.nested_tensor([base])}, "a is a nested tensor and no plain tensor"),
+        ({"a": torch.quantize_per_tensor(base, 1, 0, torch.qint8)}, "a is a quantized tensor and no plain tensor"),
+        ({"a": torch._efficientzerotensor(4)}, "a is a tensor of zeros without memory and no plain tensor"),
         ({3: base}, "3 is no name for a tensor"),
         ([base], "a dict of tensors, and no list"),
     ):
         with pytest.raises(ValueError, match=f"{words}.*.pt file"):
             gdsdata.save(state, tmp_path / "x.safetensors")
+    with pytest.raises(ValueError, match="^a is on the meta device and has no values to save: leave it out"):
+        gdsdata.save({"a": torch.zeros(3, device="meta")}, tmp_path / "x.safetensors")
     assert list(tmp_path.iterdir()) == []
     gdsdata.save({"a": base[:5], "b": base[5:]}, tmp_path / "x.safetensors")
 

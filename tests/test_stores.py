@@ -2,13 +2,14 @@
 
 import re
 import time
+from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 from store_answers import KEYS, no_request, s3_store, serving
 
 from gdsdata.errors import IoError
-from gdsdata.storage.location import Location, location_of
+from gdsdata.storage.location import Location, local_folder, local_path, location_of
 from gdsdata.storage.store import ObjectInfo
 from gdsdata.storage.stores import azure, configure, gcs, s3, store_of, web
 from gdsdata.storage.stores.xml_store import _tag_of_parts, part_bytes_of
@@ -89,6 +90,21 @@ def test_an_azure_account_is_named_in_the_url():
     for bucket in ("cont@acc", "cont@acc.blob.core.windows.net", "cont@acc.dfs.core.windows.net"):
         store = azure.make(bucket, "az", {"credentials": "anonymous"})
         assert store.access("a b").url == "https://acc.blob.core.windows.net/cont/a%20b"
+
+
+@pytest.mark.parametrize("url", ["gcs://b/run", "s3a://x/y", "S3://b/k", "hf://a/b?token=1", "x+y.z-1://"])
+def test_a_url_of_an_unknown_scheme_is_refused_with_those_that_are_known(url):
+    words = f"^'{re.escape(url.partition('?')[0])}' has no scheme .* a URL of s3://, gs://, az://, http.* or file://$"
+    for refuses in (local_path, location_of):
+        with pytest.raises(ValueError, match=words):
+            refuses(url)
+    with pytest.raises(ValueError, match="^cache='.*' is a URL: give a local folder$"):
+        local_folder("cache", url)
+
+
+@pytest.mark.parametrize("path", ["/a/gcs://b", "./gcs://b", "1s://b", "a b://c", "gcs:/b", Path("gcs://b")])
+def test_a_path_that_begins_with_no_scheme_is_a_path(path):
+    assert local_path(path) == local_folder("cache", path) == str(path)
 
 
 @pytest.mark.parametrize("key", ["a/../b", "..", "./a", "a/."])

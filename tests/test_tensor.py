@@ -12,6 +12,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from helpers import MIB, drop_cache, in_new_process, random_bytes, write_records
@@ -149,6 +150,16 @@ def test_the_device_of_the_result_is_chosen(tmp_path):
     write_tensor(some_tensor(), tmp_path / "x")
     assert read_tensor(tmp_path / "x", torch.float32, (2, 3, 4)).device.type == "cpu"
     assert read_tensor(tmp_path / "x", torch.float32, (2, 3, 4), device="meta").device.type == "meta"
+
+
+def test_a_file_url_names_the_file(tmp_path):
+    url, tensor = f"file://{tmp_path}/a%20b.bin", torch.arange(3)
+    write_tensor(tensor, url)
+    assert os.listdir(tmp_path) == ["a b.bin"]
+    assert torch.equal(read_tensor(url, torch.int64, (3,)), tensor)
+    with gdsdata.Engine() as engine:
+        engine.write(url, tensor + 1).result()
+        assert torch.equal(engine.read(url, torch.zeros_like(tensor)).result(), tensor + 1)
 
 
 def test_threads_may_read_and_write_at_once(tmp_path):
@@ -297,6 +308,47 @@ def test_a_bad_argument_is_refused_in_words(tmp_path, do, words):
     with pytest.raises(ValueError, match=words):
         do(tmp_path / "x")
     assert (tmp_path / "x").read_bytes() == b"old" and os.listdir(tmp_path) == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"dtype": "float32"}, r"dtype='float32' is of type str: give a torch.dtype, as torch.float32"),
+        ({"dtype": np.float32}, r"dtype=<class 'numpy.float32'> is of type type: give a torch.dtype"),
+        ({"shape": None}, r"shape=None must be whole numbers, as \(3, 224\)"),
+        ({"shape": (3.0,)}, r"shape=\(3.0,\) must be whole numbers"),
+        ({"shape": "3"}, r"shape='3' must be whole numbers"),
+        ({"offset": 4.0}, r"offset=4.0 is of type float: give a whole number of bytes"),
+        ({"path": 3}, r"path=3 is of type int: give a str or an os.PathLike"),
+    ],
+)
+def test_an_argument_of_another_type_is_refused_in_words(tmp_path, arguments, words):
+    write_tensor(torch.zeros(3), tmp_path / "x")
+    given = {"path": tmp_path / "x", "dtype": torch.float32, "shape": (3,)} | arguments
+    with pytest.raises(TypeError, match=f"^{words}"):
+        read_tensor(**given)
+
+
+@pytest.mark.parametrize(("path", "offset"), [("x", 4.0), ("x", "4"), (3, 0)])
+def test_a_path_or_offset_of_another_type_is_refused_in_words(tmp_path, monkeypatch, path, offset):
+    monkeypatch.chdir(tmp_path)
+    tensor = torch.zeros(3)
+    write_tensor(tensor, "x")
+    with gdsdata.Engine() as engine:
+        for call in (
+            lambda: engine.read(path, tensor, offset),
+            lambda: engine.write(path, tensor, offset),
+            lambda: write_tensor(tensor, path, offset),
+        ):
+            with pytest.raises(TypeError, match=r"^(path|offset)=\S+ is of type \w+: give a "):
+                call()
+    assert os.listdir(tmp_path) == ["x"]
+
+
+@pytest.mark.parametrize("make", [int, np.int64, lambda size: [size], lambda size: np.array([size])])
+def test_whole_numbers_of_any_type_are_a_shape(tmp_path, make):
+    write_tensor(torch.arange(4), os.fsencode(tmp_path / "x"))
+    assert read_tensor(os.fsencode(tmp_path / "x"), torch.int64, make(3), np.int64(8)).tolist() == [1, 2, 3]
 
 
 def test_a_missing_folder_is_an_error_that_names_it(tmp_path):

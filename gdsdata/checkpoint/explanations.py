@@ -74,8 +74,9 @@ def folder(path: str) -> str:
     with contextlib.suppress(OSError):
         names = sorted(os.listdir(path))
         if ".metadata" in names:
-            reader = f"torch.distributed.checkpoint.load(..., storage_reader=gdsdata.GDSStorageReader({path!r}))"
-            return f"'{path}' is a folder with a distributed checkpoint. Load it by {reader}"
+            return f"'{path}' is a folder with a distributed checkpoint. Load it by {_dcp_load(path)}"
+        if is_step(path):
+            return step_in_words(path)
         if any(name.startswith("step-") for name in names) or "manifest.json" in names:
             return f"'{path}' is a folder of AsyncCheckpointer's. Load it by AsyncCheckpointer(folder).restore(state)"
         for ending in (".safetensors.index.json", ".safetensors", ".pt", ".pth", ".bin", ".ckpt"):
@@ -83,6 +84,29 @@ def folder(path: str) -> str:
             if found:
                 return f"'{path}' is a folder. Give the path of a file in it, as '{os.path.join(path, found[0])}'"
     return f"'{path}' is a folder, and in it is nothing that looks like a checkpoint. Give the path of a file"
+
+
+def dcp_data_file(path: str) -> CorruptData:
+    """Return the error for one file of a distributed checkpoint."""
+    load = _dcp_load(os.path.dirname(path) or ".")
+    return CorruptData(f"'{path}' is a data file of a distributed checkpoint. Load its folder by {load}", path)
+
+
+def _dcp_load(folder: str) -> str:
+    return f"torch.distributed.checkpoint.load(..., storage_reader=gdsdata.GDSStorageReader({folder!r}))"
+
+
+def is_step(folder: str) -> bool:
+    """Return whether a folder is that of one step, which `AsyncCheckpointer` has saved."""
+    name = os.path.basename(os.path.abspath(folder))
+    return name.startswith("step-") and os.path.isfile(os.path.join(folder, "manifest.json"))
+
+
+def step_in_words(folder: str) -> str:
+    """Return the message for the folder of one step that was given in another one's place."""
+    above, name = os.path.split(os.path.abspath(folder))
+    call = f"AsyncCheckpointer({above!r}).restore(state, step={name.removeprefix('step-')})"
+    return f"'{folder}' is the folder of one step. Load it by {call}"
 
 
 def empty_file(path: str) -> CorruptData:
@@ -100,6 +124,8 @@ def foreign_file(place: str, head: bytes) -> CorruptData | None:
         place: words for the file, with its path.
         head: its first bytes.
     """
+    if _is_npz(head):
+        return CorruptData(f"{place} is no checkpoint: it is an npz file of numpy's. Read it with numpy.load")
     start = head.lstrip().lower()
     for magic, what in _FOREIGN:
         if head.startswith(magic) or start.startswith(magic):
@@ -109,6 +135,12 @@ def foreign_file(place: str, head: bytes) -> CorruptData | None:
         if text and all(one.isprintable() or one.isspace() for one in text):
             return CorruptData(f"{place} is no checkpoint: it is text, and begins with {text[:20]!r}. Check the path")
     return None
+
+
+def _is_npz(head: bytes) -> bool:
+    """Return whether a file begins as a zip whose first file is an array of numpy's."""
+    name_bytes = int.from_bytes(head[26:28], "little")
+    return head.startswith(b"PK\x03\x04") and head[30:][:name_bytes].endswith(b".npy")
 
 
 @contextlib.contextmanager
@@ -130,8 +162,8 @@ def torch_errors_explained(
 
     Raises:
         CorruptData: the file is cut short, damaged, or of another kind.
-        pickle.UnpicklingError, RuntimeError, ...: torch refuses the file, with torch's own type and
-            words.
+        pickle.UnpicklingError, RuntimeError, ...: torch refuses the file, with torch's own type,
+            and its words unless `forbidden` knows better ones.
     """
     try:
         yield
@@ -151,16 +183,40 @@ _KEPT_TYPES = (
 )  # fmt: skip
 # Words in torch's RuntimeErrors about files that are cut short or damaged.
 _DAMAGE = ("PytorchStreamReader", "unexpected EOF", "wrong byte size", "nvalid magic number", "orrupt")
-# torch's words about a class that weights_only forbids: its module.
-_FORBIDDEN_CLASS = re.compile(r"GLOBAL ([\w.]+)\.\w+ was not an allowed global")
+# torch's words about what weights_only forbids: its name, with its module.
+_FORBIDDEN = re.compile(r"GLOBAL ([\w.<>]+) (?:was not an allowed global|whose module \S+ is blocked)")
+_COLORS = re.compile(r"\x1b\[[0-9;]*m")  # of a terminal, in torch's words
+
+
+def forbidden(place: str, error: BaseException | None, call: str) -> pickle.UnpicklingError | None:
+    """Return the error for what weights_only forbids. None: ``error`` is about something else.
+
+    Args:
+        place: words for the file, with its path.
+        error: of torch.
+        call: what the user called, with the argument that allows it.
+    """
+    found = _FORBIDDEN.search(str(error))
+    if found is None:
+        return None
+    name, module = found[1], found[1].rpartition(".")[0]
+    words = f"{place} has {name}, which weights_only=True does not allow. "
+    if module not in sys.modules:
+        allows = "some packages allow torch to load their classes when they are imported, as torchao does"
+        words += f"{module} is not imported here: {allows}. Import it first. "
+    others = "allow it by torch.serialization.add_safe_globals, or save plain values in its place"
+    return pickle.UnpicklingError(f"{words}If you trust the file, call {call}; or {others}")
 
 
 def _explained(error: Exception, place: str, head: bytes, weights_only: bool | None) -> Exception:
     if isinstance(error, (GdsdataError, OSError, MemoryError, torch.OutOfMemoryError)):
         return error
-    if not head.startswith(_TORCH_MAGICS) and (foreign := foreign_file(place, head)) is not None:
+    may_be_foreign = not head.startswith(_TORCH_MAGICS) or _is_npz(head)
+    if may_be_foreign and (foreign := foreign_file(place, head)) is not None:
         return foreign
-    said = str(error) or type(error).__name__
+    if weights_only and (refused := forbidden(place, error, "gdsdata.load(..., weights_only=False)")) is not None:
+        return refused
+    said = _COLORS.sub("", str(error)) or type(error).__name__
     is_damage = isinstance(error, EOFError) or (isinstance(error, RuntimeError) and any(m in said for m in _DAMAGE))
     only_torchs_code_ran = weights_only is not False and not isinstance(error, (RuntimeError, pickle.UnpicklingError))
     if is_damage or only_torchs_code_ran:
@@ -170,9 +226,6 @@ def _explained(error: Exception, place: str, head: bytes, weights_only: bool | N
     remedy = ""
     if isinstance(error, (ImportError, AttributeError)):
         remedy = ". The file names what cannot be imported here: install it, or import what defines it first"
-    elif (forbidden := _FORBIDDEN_CLASS.search(said)) and forbidden[1] not in sys.modules:
-        allows = "some packages allow torch to load their classes when they are imported, as torchao does"
-        remedy = f"\n{forbidden[1]} is not imported here: {allows}. Import it first"
     return type(error)(f"{place}: {said}{remedy}")
 
 

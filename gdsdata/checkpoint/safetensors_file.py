@@ -23,7 +23,7 @@ from gdsdata.checkpoint.gc_pause import collector_paused
 from gdsdata.checkpoint.open_file import OpenFile, missing, most_kept_files
 from gdsdata.checkpoint.open_object import open_path
 from gdsdata.checkpoint.stored import Record, Stored, bytes_of
-from gdsdata.checkpoint.tensor_kinds import has_own_memory
+from gdsdata.checkpoint.tensor_kinds import check_has_values, has_own_memory
 from gdsdata.checkpoint.urls import is_url
 from gdsdata.errors import CorruptData
 from gdsdata.formats.parsers import safetensors_header
@@ -34,6 +34,7 @@ CHECKSUMS = "gdsdata_crc32"
 _OBJECTS_AT_A_TIME = 16  # whose headers are read
 _LONGEST_INDEX_BYTES = 2**28  # a tensor has some 100
 _PAGE_BYTES = 4096  # the data begin on a page
+_PICKLED = (".bin", ".pt", ".pth")
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -132,7 +133,8 @@ def _check(tensors: Mapping[str, torch.Tensor]) -> None:
         if not isinstance(name, str) or name == "__metadata__":
             raise ValueError(f"{name!r} is no name for a tensor in a safetensors file: {instead}")
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or not has_own_memory(tensor):
-            kind = type(tensor).__name__
+            check_has_values({name: tensor})
+            kind = _kind_of(tensor)
             raise ValueError(f"{name} is a {kind} and no plain tensor, which is what safetensors files hold: {instead}")
         if tensor.dtype not in _NAMES:
             raise ValueError(f"{name} is of {tensor.dtype}, which safetensors files do not have: {instead}")
@@ -151,6 +153,15 @@ def _check(tensors: Mapping[str, torch.Tensor]) -> None:
                 f"{name} and {next_name} share memory, which a safetensors file cannot say: save the model by "
                 f"gdsdata.safetensors.save_model, {instead}, or clone one"
             )
+
+
+def _kind_of(value: Any) -> str:
+    """Return words for a value that is no plain tensor."""
+    if type(value) not in (torch.Tensor, torch.nn.Parameter):
+        return type(value).__name__
+    if value.is_nested or value.is_quantized:
+        return "nested tensor" if value.is_nested else "quantized tensor"
+    return f"tensor of {value.layout}" if value.layout is not torch.strided else "tensor of zeros without memory"
 
 
 def read_index(index: OpenFile) -> dict[str, Stored]:
@@ -174,7 +185,7 @@ def weight_map(index: OpenFile) -> dict[str, str]:
     """Return the file of each tensor that an index names.
 
     Raises:
-        CorruptData: the index is damaged.
+        CorruptData: the index is damaged, or names pickled files.
     """
     path = index.path
     try:
@@ -192,6 +203,14 @@ def weight_map(index: OpenFile) -> dict[str, str]:
             "or of the checkpoint's own file; if this is one, it is damaged: fetch it again"
         )
         raise CorruptData(message, path) from error
+    pickled = next((name for name in names if name.endswith(_PICKLED)), None)
+    if pickled is not None:
+        file = os.path.join(os.path.dirname(path), pickled)
+        raise CorruptData(
+            f"'{path}' names pickled files, and an index is read if it names safetensors files: load each by itself, "
+            f"as gdsdata.load({file!r})",
+            path,
+        )
     return of_tensor
 
 

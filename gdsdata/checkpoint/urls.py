@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from gdsdata.errors import IoError
     from gdsdata.storage.store import Store
 
 # Imports below are late: a program that names no URL imports nothing of `gdsdata.storage`.
@@ -24,13 +25,30 @@ def plain_path(path: str) -> str:
     """Return the path of a ``file://`` URL, and everything else as it is.
 
     Raises:
-        ValueError: the URL is of another host.
+        ValueError: the URL is of another host, or its scheme is not known.
     """
-    if not path.startswith("file://"):
+    if "://" not in path:
         return path
     from gdsdata.storage.location import local_path
 
     return local_path(path)
+
+
+def local_folder(name: str, folder: str | os.PathLike[str], remedy: str = "") -> str:
+    """Return the path of a folder that must be on this machine: see `location.local_folder`."""
+    path = os.fsdecode(folder)
+    if "://" not in path:
+        return path
+    from gdsdata.storage import location
+
+    return location.local_folder(name, path, remedy)
+
+
+def not_a_folder(name: str, folder: str) -> IoError:
+    """Return the error for an argument that names a file: see `location.not_a_folder`."""
+    from gdsdata.storage import location
+
+    return location.not_a_folder(name, folder)
 
 
 def store_and_key(url: str) -> tuple[Store, str]:

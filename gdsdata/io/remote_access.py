@@ -14,6 +14,7 @@ from gdsdata.io import engine
 
 # Resolved by name when the first URL is read: local data needs none of it.
 _STORES = ".storage.stores"
+_LOCATION = ".storage.location"
 _MOST_AT_ONCE = 256
 # RFC 9110, 5.1 and 5.5: a name is a token; a value has no control characters but tabs.
 _NO_NAME = re.compile(r"[^!#$%&'*+.^_`|~0-9A-Za-z-]")
@@ -71,24 +72,35 @@ def use_cache(folder: str | None, most_bytes: int | None) -> None:
         most_bytes: of the cache at most. None: the bound stays as it is.
 
     Raises:
+        ValueError: the folder is a URL.
         IoError: the folder cannot be used.
     """
     global _folder, _most_bytes
     if folder is not None:
-        make_cache_folder(folder)
+        folder = make_cache_folder(folder)
     engine.use_cache(folder, _NO_NEW_BOUND if most_bytes is None else most_bytes, BLOCK_BYTES)
     _folder, _most_bytes = folder, most_bytes
 
 
-def make_cache_folder(folder: str) -> None:
+def make_cache_folder(folder: str) -> str:
     """Make the folder of a cache for this user alone: it has copies of what credentials protect.
 
     Users who share a cache make its folder themselves, with the mode that they want.
 
+    Returns:
+        Its path.
+
     Raises:
+        ValueError: it is the URL of objects.
         OSError: it cannot be made.
     """
-    os.makedirs(folder, 0o700, exist_ok=True)
+    location = importlib.import_module(_LOCATION, "gdsdata")
+    path: str = location.local_folder("cache", folder)
+    try:
+        os.makedirs(path, 0o700, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise location.not_a_folder("cache", path) from error
+    return path
 
 
 def folder_in_use() -> str | None:

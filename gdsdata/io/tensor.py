@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import math
+import operator
 import os
 import threading
 from collections.abc import Sequence
@@ -82,7 +84,7 @@ class Engine:
 
         Raises:
             ValueError: ``into`` is not contiguous or has no plain memory; a negative offset.
-            TypeError: ``into`` is no tensor.
+            TypeError: ``into`` is no tensor, or an argument has another type.
             EngineClosed: after `close`.
         And from the future:
             FileNotFoundError, IoError: the file cannot be opened or read.
@@ -92,13 +94,14 @@ class Engine:
         _check_plain(into, "read into")
         if not into.is_contiguous():
             raise ValueError(f"a tensor of strides {into.stride()} is not contiguous: read into a contiguous one")
-        engine, before = self._asked(into, path, offset, priority)
+        path, offset = _path_of(path), _checked_offset(offset, into.nbytes)
+        engine, before = self._asked(into, path, priority)
         with self._making_reads:
             self._check_open()  # once more: another thread may have closed it
             reads = self._reads.get(into.device)
             if reads is None:
                 reads = self._reads[into.device] = ReadCalls(engine, self._most_calls, owner=self)
-        return reads.read(os.fspath(path), into, offset, before, priority == "background")
+        return reads.read(path, into, offset, before, priority == "background")
 
     def write(
         self,
@@ -111,7 +114,7 @@ class Engine:
 
         Raises:
             ValueError: ``tensor`` has no plain memory; a negative offset.
-            TypeError: ``tensor`` is no tensor.
+            TypeError: ``tensor`` is no tensor, or an argument has another type.
             EngineClosed: after `close`.
         And from the future:
             IoError: the file cannot be written, or the disk is full.
@@ -120,9 +123,10 @@ class Engine:
         """
         _check_plain(tensor, "write")
         plain = _plain(tensor)
-        engine, before = self._asked(plain, path, offset or 0, priority)
+        path, offset = _path_of(path), None if offset is None else _checked_offset(offset, plain.nbytes)
+        engine, before = self._asked(plain, path, priority)
         timeout_s, is_background = self.options.stall_timeout_s, priority == "background"
-        return self._writes.submit(_write, engine, plain, os.fspath(path), offset, before, is_background, timeout_s)
+        return self._writes.submit(_write, engine, plain, path, offset, before, is_background, timeout_s)
 
     def close(self) -> None:
         """Wait for all calls to end, and refuse new ones."""
@@ -155,17 +159,16 @@ class Engine:
         if self._closed:
             raise EngineClosed("this Engine was closed; make another one")
 
-    def _asked(self, tensor: torch.Tensor, path: Any, offset: int, priority: str) -> tuple[Any, Any]:
+    def _asked(self, tensor: torch.Tensor, path: str, priority: str) -> tuple[Any, Any]:
         """Return the engine of the tensor's device, and a mark in its current stream."""
         self._check_open()
         if self._process != os.getpid():
             raise EngineClosed("this Engine was made in another process; make one in this one")
         if priority not in _PRIORITIES:
             raise ValueError(f"priority={priority!r} must be one of {', '.join(_PRIORITIES)}")
-        _check_range(offset, tensor.nbytes)
         engine = self._engines.get(tensor.device)
         if engine is None:  # the first path's file system decides, as it does for data sets
-            options = calibrated(self.options, os.fspath(path), tensor.device, measure=False)
+            options = calibrated(self.options, path, tensor.device, measure=False)
             engine = self._engines[tensor.device] = shared_engine(options, tensor.device)
         return engine, engine.mark(stream_of(tensor.device))
 
@@ -173,7 +176,7 @@ class Engine:
 def read_tensor(
     path: str | os.PathLike[str],
     dtype: torch.dtype,
-    shape: Sequence[int],
+    shape: Sequence[int] | int,
     offset: int = 0,
     device: torch.device | str | None = None,
     *,
@@ -183,7 +186,8 @@ def read_tensor(
 
     Args:
         path: of the file, or the URL of an object, which is read in its newest version.
-        dtype, shape: of the tensor; they say how many bytes are read.
+        dtype, shape: of the tensor; they say how many bytes are read. A number is the size of one
+            dimension.
         offset: in bytes; needs no alignment.
         device: of the result. None: the CPU.
         options: of the engine.
@@ -195,20 +199,23 @@ def read_tensor(
         FileNotFoundError, IoError: the file cannot be opened or read.
         CorruptData: the file ends before the tensor does.
         ValueError: a negative offset or size.
+        TypeError: an argument has another type.
         BackendUnavailable: there is no such device.
         StallError: nothing has moved for ``options.stall_timeout_s``.
     """
-    if any(size < 0 for size in shape):
-        raise ValueError(f"shape={tuple(shape)} must not be negative")
-    _check_range(offset, math.prod(shape) * dtype.itemsize)
+    if not isinstance(dtype, torch.dtype):
+        raise _wrong_type("dtype", dtype, "give a torch.dtype, as torch.float32")
+    sizes = _sizes_of(shape)
+    size_bytes = math.prod(sizes) * dtype.itemsize
+    offset = _checked_offset(offset, size_bytes)
     target = resolved("cpu" if device is None else device)
     device = target if reaches(target) else torch.device("cpu")
-    path = os.fspath(path)
+    path = _path_of(path)
     options = options or _DEFAULTS
     engine = kept_engine(calibrated(options, path, device, measure=False), device)
-    storage = new_storage(math.prod(shape) * dtype.itemsize, device)
+    storage = new_storage(size_bytes, device)
     # torch's stub does not know that strides may be left out, which makes a contiguous tensor.
-    tensor = torch.empty(0, dtype=dtype, device=device).set_(storage, 0, tuple(shape))  # type: ignore[call-overload]
+    tensor = torch.empty(0, dtype=dtype, device=device).set_(storage, 0, sizes)  # type: ignore[call-overload]
     before = engine.mark(stream_of(device))
     return _read(engine, tensor, path, offset, before, True, options.stall_timeout_s).to(target)
 
@@ -246,12 +253,12 @@ def write_tensor(
             untouched.
         ValueError: a negative offset, a tensor without plain memory (sparse, meta), or a URL.
         StallError: nothing has moved for ``options.stall_timeout_s``.
-        TypeError: ``tensor`` is no tensor.
+        TypeError: ``tensor`` is no tensor, or an argument has another type.
     """
     _check_plain(tensor, "write")
-    _check_range(offset or 0, tensor.nbytes)
+    offset = None if offset is None else _checked_offset(offset, tensor.nbytes)
     plain = _plain(tensor)
-    path = os.fspath(path)
+    path = _path_of(path)
     options = options or _DEFAULTS
     engine = kept_engine(calibrated(options, path, plain.device, measure=False), plain.device)
     _write(engine, plain, path, offset, engine.mark(stream_of(plain.device)), True, options.stall_timeout_s)
@@ -300,6 +307,22 @@ def _write(
         engine.write_range(path, offset or 0, tensor, before, background, stall_timeout_s)
 
 
+def _path_of(path: str | os.PathLike[str]) -> str:
+    """Return a path, or the URL of an object, as a string; of a ``file://`` URL its path.
+
+    Raises:
+        ValueError: a ``file://`` URL of another host, or a scheme that is not known.
+        TypeError: it is no path.
+    """
+    if not isinstance(path, (str, bytes, os.PathLike)):
+        raise _wrong_type("path", path, "give a str or an os.PathLike")
+    text = os.fsdecode(path)
+    if "://" not in text:
+        return text
+    found: str = importlib.import_module(".storage.location", "gdsdata").local_path(text)  # late: few paths are URLs
+    return found
+
+
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
     return plain if reaches(plain.device) else plain.cpu()
@@ -314,8 +337,44 @@ def _check_plain(tensor: torch.Tensor, verb: str) -> None:
         raise ValueError(f"a tensor of zeros by torch._efficientzerotensor has no memory to {verb}: give its clone()")
 
 
-def _check_range(offset: int, size_bytes: int) -> None:
+def _sizes_of(shape: Sequence[int] | int) -> tuple[int, ...]:
+    """Return a shape as a tuple.
+
+    Raises:
+        TypeError: it is neither a whole number nor several.
+        ValueError: one of them is negative.
+    """
+    try:
+        sizes = (shape,) if isinstance(shape, (int, np.integer)) else shape
+        found = tuple(operator.index(size) for size in sizes)
+    except TypeError:
+        raise TypeError(f"shape={shape!r:.100} must be whole numbers, as (3, 224)") from None
+    if any(size < 0 for size in found):
+        raise ValueError(f"shape={found} must not be negative")
+    return found
+
+
+def _checked_offset(offset: int, size_bytes: int) -> int:
+    """Return an offset as an int.
+
+    Args:
+        offset: what a user gave for it.
+        size_bytes: how much is read or written there.
+
+    Raises:
+        TypeError: it is no whole number.
+        ValueError: it is negative, or reaches too far.
+    """
+    try:
+        offset = operator.index(offset)
+    except TypeError:
+        raise _wrong_type("offset", offset, "give a whole number of bytes") from None
     if offset < 0:
         raise ValueError(f"offset={offset} must not be negative")
     if offset + size_bytes >= 2**63:
         raise ValueError(f"offset={offset} and {size_bytes} bytes reach beyond 2**63, where no file does")
+    return offset
+
+
+def _wrong_type(name: str, value: Any, remedy: str) -> TypeError:
+    return TypeError(f"{name}={value!r:.100} is of type {type(value).__name__}: {remedy}")

@@ -53,8 +53,8 @@ class Cache:
             OSError: the folder cannot be used.
         """
         most = None if most_bytes is None else size_bytes_of(most_bytes)
-        make_cache_folder(os.fspath(folder))
-        self.blocks = engine.BlockCache(os.fspath(folder), most, BLOCK_BYTES)
+        path = make_cache_folder(os.fspath(folder))
+        self.blocks = engine.BlockCache(path, most, BLOCK_BYTES)
 
     @property
     def folder(self) -> str:

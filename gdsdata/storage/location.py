@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
+from gdsdata.errors import IoError
+
 # As csrc/base/remote_object.cpp has it: a path of another kind is a file of this machine.
 _URL = re.compile(r"(?:s3|gs|az|https?)://")
 SCHEMES = ("s3", "gs", "az", "http", "https")
+_KNOWN = tuple(f"{scheme}://" for scheme in SCHEMES)
+_ANY_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 def is_url(path: str | os.PathLike[str]) -> bool:
@@ -21,15 +26,50 @@ def local_path(path: str | os.PathLike[str]) -> str:
     """Return ``path`` as a string; of a ``file://`` URL, the path that it names.
 
     Raises:
-        ValueError: a ``file://`` URL of another host.
+        ValueError: a ``file://`` URL of another host, or a URL with a scheme that is not known.
     """
     text = os.fspath(path)
+    if text.startswith(_KNOWN):
+        return text
     if not text.startswith("file://"):
+        if _ANY_URL.match(text):
+            raise _unknown(text)
         return text
     parts = urlsplit(text)
     if parts.netloc not in ("", "localhost"):
         raise ValueError(f"{text}: names the host {parts.netloc!r}, but file:// reads this one's files: write file:///")
     return unquote(parts.path)
+
+
+def local_folder(name: str, folder: str | os.PathLike[str], remedy: str = "") -> str:
+    """Return the path of a folder that must be on this machine.
+
+    Args:
+        name: of the argument, for the error.
+        folder: its path, or a ``file://`` URL.
+        remedy: words for what else to give, as ", and ...".
+
+    Raises:
+        ValueError: it is another URL.
+    """
+    text = os.fspath(folder)
+    if _ANY_URL.match(text) and not text.startswith("file://"):
+        raise ValueError(f"{name}={text!r} is a URL: give a local folder{remedy}")
+    return local_path(text)
+
+
+def not_a_folder(name: str, folder: str) -> IoError:
+    """Return the error for an argument that names a file, or something below one.
+
+    Args:
+        name: of the argument.
+        folder: what was given.
+    """
+    file = folder
+    while not os.path.lexists(file) and os.path.dirname(file) not in ("", file):
+        file = os.path.dirname(file)
+    message = f"{name}={folder!r} cannot be used, because '{file}' is a file: give the path of a folder"
+    return IoError(errno.ENOTDIR, message, folder)
 
 
 @dataclass(frozen=True)
@@ -64,9 +104,14 @@ def location_of(url: str) -> Location:
     """
     match = _URL.match(url)
     if match is None:
-        raise ValueError(f"{url!r} is no URL that gdsdata reads: it starts with {', '.join(SCHEMES)} and ://")
+        raise _unknown(url)
     scheme = match.group()[:-3]
     bucket, _, key = url[match.end() :].partition("/")
     if not bucket:
         raise ValueError(f"{url!r} names no bucket: write {scheme}://bucket/key")
     return Location(scheme, bucket, key)
+
+
+def _unknown(url: str) -> ValueError:
+    shown, known = url.partition("?")[0], ", ".join(_KNOWN)
+    return ValueError(f"{shown!r} has no scheme that gdsdata knows: give a path, or a URL of {known} or file://")

@@ -12,7 +12,7 @@ from typing import Any
 from gdsdata.io import remote_access
 from gdsdata.io.remote_access import CACHE_VARIABLE
 from gdsdata.storage import stores
-from gdsdata.storage.location import is_url, location_of
+from gdsdata.storage.location import is_url, local_folder, location_of
 from gdsdata.storage.secret import Secret
 
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kMGTP]?i?)B?")
@@ -59,7 +59,7 @@ class RemoteSettings:
             ValueError: a size that is none.
         """
         schemes = tuple(sorted({location_of(url).scheme for url in urls if is_url(url)}))
-        found = os.environ.get(CACHE_VARIABLE) if cache is None else os.path.abspath(os.fspath(cache))
+        found = os.environ.get(CACHE_VARIABLE) if cache is None else os.path.abspath(local_folder("cache", cache))
         size = None if cache_bytes is None else size_bytes_of(cache_bytes)
         return cls(schemes, found or None, size, dict(options or {}))
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from gdsdata.checkpoint.urls import is_url, plain_path
+from gdsdata.checkpoint.urls import is_url, local_folder
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
@@ -46,18 +46,15 @@ def whole_number(name: str, value: Any, least: int) -> int:
     return number
 
 
-def local_folder(folder: str | os.PathLike[str]) -> str:
-    """Return the path of a folder of this machine.
+def checkpoint_folder(folder: str | os.PathLike[str]) -> str:
+    """Return the path of the folder of the checkpoints.
 
     Raises:
         ValueError: it is the URL of objects.
     """
-    path = plain_path(os.fsdecode(folder))
-    if is_url(path):
-        raise ValueError(
-            f"folder={path!r} is a URL: give a local folder, and upload={path!r} to have the checkpoints uploaded"
-        )
-    return path
+    path = os.fsdecode(folder)
+    url = path if is_url(path) else "s3://bucket/run"
+    return local_folder("folder", path, f", and upload={url!r} to have the checkpoints uploaded")
 
 
 def peers_of(count: Any) -> int:

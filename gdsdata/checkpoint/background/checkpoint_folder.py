@@ -29,6 +29,7 @@ from gdsdata.checkpoint.background.manifest import (
     step_of_folder,
 )
 from gdsdata.checkpoint.file_writer import TEMPORARY, FileWriter, make_folder, sync_folder
+from gdsdata.checkpoint.urls import not_a_folder
 from gdsdata.errors import CorruptData
 from gdsdata.io.options import EngineOptions
 from gdsdata.storage.regular import regular
@@ -94,16 +95,22 @@ class CheckpointFolder:
         try:
             with open(os.path.join(self.path, _RUN_ID), "rb", opener=regular) as file:
                 found = file.read(_RUN_ID_CHARACTERS + 1)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         return found.decode() if re.fullmatch(rb"[0-9a-f]{%d}" % _RUN_ID_CHARACTERS, found) else None
 
     def steps(self) -> list[int]:
-        """Return the steps that have a folder, complete or not."""
+        """Return the steps that have a folder, complete or not.
+
+        Raises:
+            IoError: the path is that of a file.
+        """
         try:
             names = os.listdir(self.path)
         except FileNotFoundError:
             return []
+        except NotADirectoryError as error:
+            raise not_a_folder("folder", self.path) from error
         return [step for step in map(step_of_folder, names) if step is not None]
 
     def manifest_of(self, step: int) -> Manifest | None:

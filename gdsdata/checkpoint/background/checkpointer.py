@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from gdsdata.checkpoint.background.arguments import (
     bytes_per_s,
     check_no_replicas,
-    local_folder,
+    checkpoint_folder,
     peers_of,
     same_on_all,
     size_in_bytes,
@@ -148,7 +148,7 @@ class AsyncCheckpointer:
         self.keep_last = whole_number("keep_last", keep_last, 1)
         self.keep_every = None if keep_every is None else whole_number("keep_every", keep_every, 1)
         self.options = options or EngineOptions()
-        self._folder = CheckpointFolder(local_folder(folder))
+        self._folder = CheckpointFolder(checkpoint_folder(folder))
         remote = None if upload is None else RemoteFolder(upload_url(upload))
         kept_there = Kept(whole_number("upload_keep_last", upload_keep_last, 1), self.keep_every)
         pace = bytes_per_s("upload_gb_per_s", upload_gb_per_s)

@@ -9,6 +9,7 @@ from gdsdata.checkpoint.background.checkpoint_folder import CheckpointFolder
 from gdsdata.checkpoint.background.manifest import Manifest
 from gdsdata.checkpoint.background.remote_folder import RemoteFolder
 from gdsdata.checkpoint.background.replicas import Replicas
+from gdsdata.checkpoint.explanations import is_step, step_in_words
 
 
 class Candidate(NamedTuple):
@@ -85,9 +86,12 @@ class Checkpoints:
 
         Raises:
             FileNotFoundError: there is none of that step.
+            ValueError: the local folder is that of one step.
             CorruptData, PermissionError, IoError: as `complete`.
         """
         complete = self.complete()
+        if not complete and is_step(self._folder.path):
+            raise ValueError(step_in_words(self._folder.path))
         of_step = [one for one in complete if step is None or one.manifest.step == step]
         if step is not None and not of_step:
             steps = ", ".join(str(one.manifest.step) for one in complete) or "none"

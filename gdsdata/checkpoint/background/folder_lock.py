@@ -17,6 +17,7 @@ from collections.abc import Callable
 from gdsdata.checkpoint.background import heartbeat_lock
 from gdsdata.checkpoint.background.heartbeat_lock import HeartbeatLock
 from gdsdata.checkpoint.file_writer import make_folder
+from gdsdata.checkpoint.urls import not_a_folder
 from gdsdata.errors import IoError
 from gdsdata.io import engine
 
@@ -59,9 +60,12 @@ class FolderLock:
         self._folder = folder
         self._descriptor: int | None = None
         self._heartbeat: HeartbeatLock | None = None
-        make_folder(folder)
         held = os.path.join(folder, _HEARTBEAT_LOCK)
-        self._descriptor = self._flocked()
+        try:
+            make_folder(folder)
+            self._descriptor = self._flocked()
+        except NotADirectoryError as error:
+            raise not_a_folder("folder", folder) from error
         try:
             if self._descriptor is None or os.path.exists(held):  # made by a host whose mount has no flock
                 self._heartbeat = HeartbeatLock(held, _this_process())

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 
 from gdsdata.checkpoint.background.copies import Copy, Generation, Held
+from gdsdata.checkpoint.urls import local_folder
 from gdsdata.collective.agreement import node_name
 from gdsdata.io.memory_budget import available_bytes
 
@@ -95,11 +96,14 @@ class MemoryFolder:
 
     Attributes:
         path: of the folder.
+
+    Raises:
+        ValueError: ``base`` is a URL.
     """
 
     def __init__(self, base: str, checkpoints: str) -> None:
         digest = hashlib.blake2b(os.fsencode(os.path.realpath(checkpoints)), digest_size=8).hexdigest()
-        self.path = os.path.join(base, f"gdsdata-{os.geteuid()}-{digest}")
+        self.path = os.path.join(local_folder("memory_folder", base), f"gdsdata-{os.geteuid()}-{digest}")
         self._locks: dict[str, _Descriptor] = {}  # by the name of the generation
 
     def make(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,16 +11,17 @@ import torch
 
 from gdsdata.checkpoint.api import load
 from gdsdata.checkpoint.contents import Kind, kind_of
+from gdsdata.checkpoint.explanations import forbidden
 from gdsdata.checkpoint.gc_pause import collector_paused
 from gdsdata.checkpoint.open_object import open_path
 from gdsdata.checkpoint.stored import Stored
-from gdsdata.checkpoint.targets import check_fits, check_names, check_not_on_meta, fill, fits
-from gdsdata.checkpoint.tensor_kinds import are_of_one_kind
+from gdsdata.checkpoint.targets import check_fits, check_not_on_meta, fill, fits, some_names
+from gdsdata.checkpoint.tensor_kinds import AS_IT_WAS, are_of_one_kind, has_own_memory
 from gdsdata.checkpoint.tensor_reader import TensorReader
 from gdsdata.checkpoint.torch_zip.archive import open_archive
 from gdsdata.checkpoint.torch_zip.archive_reader import unpickle_structure
 from gdsdata.checkpoint.torch_zip.unpickling import NotPlain
-from gdsdata.checkpoint.tree import Path, first_device, leaves, map_leaves
+from gdsdata.checkpoint.tree import Path, first_device, leaves, map_leaves, name_of
 from gdsdata.errors import CorruptData
 from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
@@ -68,7 +70,7 @@ def load_over(
     except NotPlain:
         saved = None
     if saved is None:  # only torch can make it
-        saved = load(path, verify=verify, weights_only=weights_only, options=options)
+        saved = _loaded_by_torch(path, verify, weights_only, options)
     lost = [name for name in targets if not isinstance(saved, dict) or name not in saved]
     if lost:
         raise ValueError(f"'{path}' has nothing of the name {lost[0]!r}")
@@ -98,20 +100,62 @@ def load_over(
     return map_leaves(chosen, restored)
 
 
+def _loaded_by_torch(path: str, verify: bool, weights_only: bool, options: EngineOptions) -> Any:
+    try:
+        return load(path, verify=verify, weights_only=weights_only, options=options)
+    except pickle.UnpicklingError as error:
+        refused = forbidden(f"'{path}'", error.__cause__, "restore(..., weights_only=False)")
+        if refused is None:
+            raise
+        raise refused from error.__cause__
+
+
 def _check_strictly(
     path: str, name: str, saved_of: dict[Path, Any], target_of: dict[Path, Any], filled: set[Path]
 ) -> None:
     """Check that the file and the targets agree under a name.
 
     All paths must be the same, and all tensors must fit. Those of ``filled`` do.
+
+    Raises:
+        ValueError: they do not agree.
     """
     saved = [place for place in saved_of if place[0] == name]
-    check_names(path, {place for place in target_of if place[0] == name}, set(saved))
+    asked, found = {place for place in target_of if place[0] == name}, set(saved)
+    if asked != found:
+        raise ValueError(
+            f"'{path}' and the state have different names under {name!r}: {some_names(asked - found)} only in the "
+            f"state, {some_names(found - asked)} only in the file: restore into the names that were saved"
+        )
     for place in itertools.filterfalse(filled.__contains__, saved):
         leaf, target = saved_of[place], target_of[place]
         is_tensor = isinstance(leaf, (Stored, torch.Tensor)) or isinstance(target, torch.Tensor)
         if is_tensor and not are_of_one_kind(target, leaf):
-            check_fits(path, place, target, leaf)
+            _check_fits(path, place, target, leaf)
+
+
+def _check_fits(path: str, place: Path, target: Any, leaf: Any) -> None:
+    """Do as `check_fits`, in the words of a restore, which has fewer arguments than a load.
+
+    Raises:
+        ValueError: the target does not fit.
+    """
+    saved, remedy = f"{name_of(place)} in '{path}'", "restore into what was saved"
+    if isinstance(target, torch.Tensor) != isinstance(leaf, (Stored, torch.Tensor)):
+        raise ValueError(
+            f"{name_of(place)} is a tensor in one of '{path}' and the state, and none in the other: {remedy}"
+        )
+    if not has_own_memory(target) or not (isinstance(leaf, Stored) or has_own_memory(leaf)):
+        raise ValueError(
+            f"{saved} cannot be copied into the state's tensor of {target.layout} and type {type(target).__name__}: "
+            f"{AS_IT_WAS}"
+        )
+    if target.shape != leaf.shape or target.dtype != leaf.dtype:
+        raise ValueError(
+            f"{saved} has shape {tuple(leaf.shape)} and dtype {leaf.dtype}, and the tensor of the state "
+            f"{tuple(target.shape)} and {target.dtype}: {remedy}"
+        )
+    check_fits(path, place, target, leaf)
 
 
 def _device_like(location: str) -> torch.device:
