@@ -1,7 +1,9 @@
 """The local cache for people: what it holds, verified, fetched and emptied."""
 
 import contextlib
+import gzip
 import os
+import re
 import subprocess
 import sys
 
@@ -12,8 +14,10 @@ from servers.faults import BUCKET, FaultServer
 
 from gdsdata import cache as program
 from gdsdata import progress_bars
+from gdsdata.errors import CorruptData, IoError
 from gdsdata.io import engine
 from gdsdata.io.remote_access import BLOCK_BYTES
+from gdsdata.storage import transport
 from gdsdata.storage.cache import Cache, cache_folder, is_cache
 from gdsdata.storage.prefetch import fetch
 from gdsdata.storage.stores import configure
@@ -238,3 +242,126 @@ def _version_and_size(url):
 
     (info,) = objects_at(url)
     return info.version, info.size_bytes
+
+
+# -------------------------------------------------------------------------------------------------------- wrong answers
+
+WEB_URL = "https://host.example/x.bin"
+TAG = {"etag": '"1"'}
+
+
+class Answers:
+    """A web server with one object. ``answer`` is called for a range, with its begin and end."""
+
+    def __init__(self, monkeypatch, content, tag, answer):
+        self.content, self.tag, self.answer = content, tag, answer
+        self.asked = []  # (URL, headers) of each GET
+        monkeypatch.setattr(transport, "_attempt", self.attempt)
+
+    def attempt(self, method, url, headers, body, timeout_s, most_bytes):
+        if method == "HEAD":
+            return 200, {"content-length": str(len(self.content)), **self.tag}, b""
+        self.asked.append((url, dict(headers)))
+        begin, last = map(int, re.findall(r"\d+", headers["Range"]))
+        status, found, body = self.answer(self.content, begin, last + 1)
+        return status, {**self.tag, **found}, body[: most_bytes + 1]
+
+
+def of_range(content, begin, end, total=None, unit="bytes"):
+    return {"content-range": f"{unit} {begin}-{end - 1}/{total or len(content)}"}
+
+
+def compressed(content, begin, end):
+    return 206, of_range(content, begin, end) | {"content-encoding": "gzip"}, gzip.compress(content[begin:end])
+
+
+def longer(content, begin, end):
+    return 206, of_range(content, begin, end), content[begin:end] + b"x"
+
+
+def longer_without_a_range(content, begin, end):
+    return 206, {}, content[begin:end] + b"x"
+
+
+def another_range(content, begin, end):
+    return 206, of_range(content, begin + 1, end + 1), content[begin:end]
+
+
+def shorter_range(content, begin, end):
+    return 206, of_range(content, begin, end - 1), content[begin : end - 1] + b"x"
+
+
+def no_range(content, begin, end):
+    return 206, {"content-range": "bytes */5"}, content[begin:end]
+
+
+def whole(content, begin, end):
+    return 200, {}, content
+
+
+def larger(content, begin, end):
+    return 206, of_range(content, begin, end, len(content) + 5), content[begin:end]
+
+
+def without_a_range(content, begin, end):
+    return 206, {}, content[begin:end]
+
+
+def another_case(content, begin, end):
+    return 206, of_range(content, begin, end, unit="Bytes"), content[begin:end]
+
+
+def no_total(content, begin, end):
+    return 206, of_range(content, begin, end, "*"), content[begin:end]
+
+
+def no_tag(content, begin, end):
+    return 206, of_range(content, begin, end) | {"etag": ""}, content[begin:end]
+
+
+def gone(content, begin, end):
+    return 416, {"content-range": "bytes */5"}, b""
+
+
+def other_tag(content, begin, end):
+    return 206, of_range(content, begin, end) | {"etag": '"2"'}, content[begin:end]
+
+
+@pytest.mark.parametrize(
+    ("answer", "tag", "kind", "said"),
+    [
+        (compressed, TAG, IoError, "bytes instead of"),
+        (longer, TAG, IoError, "more than"),
+        (longer_without_a_range, TAG, IoError, "more than"),
+        (another_range, TAG, IoError, "the bytes 1 to "),
+        (shorter_range, TAG, IoError, "the bytes 0 to "),
+        (no_range, TAG, IoError, 'the range "bytes \\*/5"'),
+        (whole, TAG, IoError, "does not serve ranges"),
+        (larger, {}, CorruptData, f"replaced meanwhile \\({SIZE} bytes then, {SIZE + 5} now\\)"),
+        (gone, TAG, CorruptData, "replaced meanwhile"),
+        (other_tag, TAG, CorruptData, 'replaced meanwhile \\(its tag is "2" now\\)'),
+    ],
+)
+def test_a_wrong_answer_is_an_error_and_is_not_kept(folder, content, monkeypatch, answer, tag, kind, said):
+    content = bytes(SIZE) if answer is compressed else content
+    Answers(monkeypatch, content, tag, answer)
+    cache = Cache(folder, "100MiB")
+    with pytest.raises(kind, match=f"{WEB_URL}, offset \\d+, length \\d+: .*{said}"):
+        fetch(WEB_URL, cache)
+    assert cache.statistics()["filled_bytes"] == 0
+
+
+@pytest.mark.parametrize("answer", [without_a_range, another_case, no_total, no_tag])
+def test_an_answer_that_a_data_set_takes_is_kept(folder, content, monkeypatch, answer):
+    Answers(monkeypatch, content, TAG, answer)
+    cache = Cache(folder, "100MiB")
+    assert fetch(WEB_URL, cache)
+    assert kept_content(cache, WEB_URL) == content
+
+
+def kept_content(cache, url):
+    """Return what a cache has of an object of `SIZE` whose tag is `TAG`."""
+    cached = cache.blocks.object(url, engine.object_version(TAG["etag"]), SIZE, TAG["etag"])
+    assert cached.holds(0, SIZE)
+    with open(cached.data_path, "rb") as file:
+        return file.read()

@@ -14,12 +14,14 @@ from gdsdata.io import engine
 from gdsdata.progress_bars import Bar, bar
 from gdsdata.storage import transport
 from gdsdata.storage.cache import Cache
+from gdsdata.storage.failures import shown_text, shown_url
 from gdsdata.storage.location import location_of
 from gdsdata.storage.store import ObjectInfo, Store
 from gdsdata.storage.stores import store_of
 
 _REQUESTS = 16  # in flight
 _LOOKS_AGAIN_S = 0.01
+_MOST_QUOTED = 200  # characters of a header, in an error
 
 
 def objects_at(url: str) -> Iterator[ObjectInfo]:
@@ -108,29 +110,44 @@ def _read_range(store: Store, key: str, info: ObjectInfo, begin: int, length: in
     response = transport.send(
         request,
         with_access,
+        accept=(416,),
         renew=lambda: store.doubt_secret(0.0),
-        most_bytes=length,
+        most_bytes=length + 1,  # so that a longer body is seen as such
         may_be_cut=True,
     )
-    tag = response.headers.get("etag") or response.headers.get("last-modified", "")
-    if engine.object_version(tag) != info.version:
-        raise CorruptData(
-            f"{info.url}, offset {begin}, length {length}: the object was replaced meanwhile. Fetch it again.",
-            info.url,
-            begin,
-            length,
-        )
-    if response.status == 200:  # the server has no ranges and sends the whole object
-        is_right = begin == 0 and len(response.body) == length
-    else:
-        is_right = response.headers.get("content-range", "").startswith(f"bytes {begin}-{begin + length - 1}/")
-    if not is_right or len(response.body) != length:
-        raise IoError(
-            errno.EIO,
-            f"{info.url}, offset {begin}, length {length}: the server sent another range. Check endpoint_url and "
-            "proxies.",
-            info.url,
-            begin,
-            length,
-        )
+    if error := _wrong_answer(response, info, begin, length):
+        raise error
     return response.body
+
+
+def _wrong_answer(response: transport.Response, info: ObjectInfo, begin: int, length: int) -> Exception | None:
+    """Return what is wrong with the answer for a range, judged as in csrc/backend/range_verdict.cpp."""
+    shown = shown_url(info.url)
+    place = f"{shown}, offset {begin}, length {length}"
+
+    def replaced(how: str) -> CorruptData:
+        return CorruptData(f"{place}: the object was replaced meanwhile ({how}). Fetch it again.", shown, begin, length)
+
+    def wrong(sent: str) -> IoError:
+        message = f"{place}: the server sent {sent}. Check endpoint_url and proxies."
+        return IoError(errno.EIO, message, shown, begin, length)
+
+    if response.status == 416:
+        return replaced("it is shorter now")
+    part, said = response.content_range, response.headers.get("content-range", "")
+    if said and part is None:
+        return wrong(f'the range "{shown_text(said, _MOST_QUOTED)}"')
+    if part and part.total not in (None, info.size_bytes):
+        return replaced(f"{info.size_bytes} bytes then, {part.total} now")
+    if part and (part.first, part.last) != (begin, begin + length - 1):
+        return wrong(f"the bytes {part.first} to {part.last} instead, the last one included")
+    if part is None and response.status != 206 and length != info.size_bytes:
+        return wrong("the whole object: it does not serve ranges")
+    tag = response.headers.get("etag") or response.headers.get("last-modified", "")
+    if tag and engine.object_version(tag) != info.version:
+        return replaced(f"its tag is {shown_text(tag, _MOST_QUOTED)} now")
+    if len(response.body) > length:
+        return wrong(f"more than {length} bytes")
+    if len(response.body) < length:
+        return wrong(f"{len(response.body)} bytes instead of {length}")
+    return None

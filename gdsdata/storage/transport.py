@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+import re
 import socket
 import ssl
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 from urllib.parse import parse_qsl, quote, urlsplit
 
 from gdsdata.errors import IoError
@@ -49,6 +51,9 @@ _EXPIRED_CODES = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired
 # Shorter words of a signature are no secrets, and may be words of any message.
 _LEAST_HIDDEN = 8
 
+# As csrc/backend/http_head.cpp parses it.
+_CONTENT_RANGE = re.compile(r"bytes +(\d{1,18})-(\d{1,18})/(\d{1,18}|\*)", re.ASCII | re.IGNORECASE)
+
 _clock = time.monotonic
 _sleep = time.sleep
 _draw = random.uniform
@@ -70,6 +75,14 @@ class Request:
     subject: str = ""
 
 
+class ContentRange(NamedTuple):
+    """The bytes of an object that a response has: ``last`` is one of them. No ``total`` is None."""
+
+    first: int
+    last: int
+    total: int | None
+
+
 @dataclass(frozen=True)
 class Response:
     """An answer.
@@ -85,6 +98,12 @@ class Response:
     body: bytes = field(default=b"", repr=False)
     attempts: int = 1
     hidden: Collection[str] = field(default=(), repr=False)
+
+    @property
+    def content_range(self) -> ContentRange | None:
+        """The bytes that Content-Range names, or None: it is missing, or names none."""
+        said = _CONTENT_RANGE.fullmatch(self.headers.get("content-range", "").strip())
+        return ContentRange(int(said[1]), int(said[2]), None if said[3] == "*" else int(said[3])) if said else None
 
 
 def unsigned(request: Request) -> Request:
