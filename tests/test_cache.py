@@ -17,7 +17,7 @@ from gdsdata import progress_bars
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.io import engine
 from gdsdata.io.remote_access import BLOCK_BYTES
-from gdsdata.storage import transport
+from gdsdata.storage import prefetch, transport
 from gdsdata.storage.cache import Cache, cache_folder, is_cache
 from gdsdata.storage.prefetch import fetch
 from gdsdata.storage.stores import configure
@@ -365,3 +365,32 @@ def kept_content(cache, url):
     assert cached.holds(0, SIZE)
     with open(cached.data_path, "rb") as file:
         return file.read()
+
+
+def test_a_redirect_is_followed_and_gets_no_secret_on_another_host(folder, content, monkeypatch):
+    def moved(content, begin, end):
+        if (url := server.asked[-1][0]) == f"{WEB_URL}?a=1":
+            return 302, {"location": "/x.bin"}, b""
+        if url == WEB_URL:
+            return 307, {"location": "https://other.example/real.bin"}, b""
+        return without_a_range(content, begin, end)
+
+    configure("https", headers={"x-key": "5ecret"})
+    monkeypatch.setattr(prefetch, "_REQUESTS", 1)
+    server, cache = Answers(monkeypatch, content, TAG, moved), Cache(folder, "100MiB")
+    try:
+        assert fetch(f"{WEB_URL}?a=1", cache)
+    finally:
+        configure("https")
+    assert kept_content(cache, f"{WEB_URL}?a=1") == content
+    assert [(url[8:], headers.get("x-key")) for url, headers in server.asked[:3]] == [
+        ("host.example/x.bin?a=1", "5ecret"),
+        ("host.example/x.bin", "5ecret"),
+        ("other.example/real.bin", None),
+    ]
+
+
+def test_a_redirect_from_https_to_http_is_refused(folder, content, monkeypatch):
+    Answers(monkeypatch, content, TAG, lambda *_: (302, {"location": "http://host.example/x.bin"}, b""))
+    with pytest.raises(IoError, match="302"):
+        fetch(WEB_URL, Cache(folder, "100MiB"))

@@ -8,11 +8,12 @@ import posixpath
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.io import engine
 from gdsdata.progress_bars import Bar, bar
-from gdsdata.storage import transport
+from gdsdata.storage import transport, web_urls
 from gdsdata.storage.cache import Cache
 from gdsdata.storage.failures import shown_text, shown_url
 from gdsdata.storage.location import location_of
@@ -100,17 +101,21 @@ def _fetch_object(info: ObjectInfo, cache: Cache, threads: ThreadPoolExecutor, s
 
 def _read_range(store: Store, key: str, info: ObjectInfo, begin: int, length: int) -> bytes:
     """Return bytes of the version that ``info`` has."""
+    wanted = {"Range": f"bytes={begin}-{begin + length - 1}", "Accept-Encoding": "identity"}
+    first = transport.Request("GET", store.address(key), wanted, b"", info.url)
 
     def with_access(request: transport.Request) -> transport.Request:
         access = store.access(key)  # at each attempt: it may have expired
-        return transport.Request("GET", access.url, {**access.headers, **request.headers}, b"", info.url)
+        url = access.url if request is first else request.url
+        if not web_urls.have_one_origin(url, access.url):  # a redirect leads to any host
+            return request
+        return replace(request, url=url, headers={**access.headers, **request.headers})
 
-    wanted = {"Range": f"bytes={begin}-{begin + length - 1}", "Accept-Encoding": "identity"}
-    request = transport.Request("GET", info.url, wanted, b"", info.url)
     response = transport.send(
-        request,
+        first,
         with_access,
         accept=(416,),
+        moved=web_urls.redirected,
         renew=lambda: store.doubt_secret(0.0),
         most_bytes=length + 1,  # so that a longer body is seen as such
         may_be_cut=True,
@@ -121,7 +126,7 @@ def _read_range(store: Store, key: str, info: ObjectInfo, begin: int, length: in
 
 
 def _wrong_answer(response: transport.Response, info: ObjectInfo, begin: int, length: int) -> Exception | None:
-    """Return what is wrong with the answer for a range, judged as in csrc/backend/range_verdict.cpp."""
+    """Return what is wrong with a range, as csrc/backend/range_verdict.cpp judges it."""
     shown = shown_url(info.url)
     place = f"{shown}, offset {begin}, length {length}"
 
