@@ -98,9 +98,11 @@ def _empty(cache: Cache) -> int:
 
 
 def _prefetch(cache: Cache, url: str) -> int:
-    def said(info: ObjectInfo, fetched: int, refused: int) -> None:
-        lacking = f", no room for {_gb(refused)}" if refused else ""
-        print(f"fetched: {_gb(fetched)} of {_gb(info.size_bytes)}{lacking}: {info.url.partition('?')[0]}")
+    def said(info: ObjectInfo, counts: prefetch.Fetched) -> None:
+        lacking = f", no room for {_gb(counts.refused_bytes)}" if counts.refused_bytes else ""
+        if counts.held_bytes:
+            lacking += f", {_gb(counts.held_bytes)} held by another process, which may be stopped"
+        print(f"fetched: {_gb(counts.fetched_bytes)} of {_gb(info.size_bytes)}{lacking}: {info.url.partition('?')[0]}")
 
     try:
         return 0 if prefetch.fetch(url, cache, said) else 1

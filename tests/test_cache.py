@@ -229,6 +229,30 @@ def test_what_has_no_room_is_said(folder, server, capsys):
     assert Cache(folder).statistics()["used_bytes"] <= 2.5 * MIB
 
 
+def test_a_block_that_a_stopped_process_holds_is_left_out_and_said(folder, content, server, monkeypatch, capsys):
+    monkeypatch.setattr(prefetch, "_STALL_TIMEOUT_S", 0.1)
+    server.put("a.bin", content)
+    url = f"s3://{BUCKET}/a.bin"
+    cached = Cache(folder, "100MiB").blocks.object(url, *_version_and_size(url), "")
+    assert cached.claim(1) == "claimed"
+    status, output = run(folder, "--prefetch", url, "--cache-bytes", "100MiB", capsys=capsys)
+    assert status == 1
+    assert f"fetched: 1.050 MB of 2.098 MB, 1.049 MB held by another process, which may be stopped: {url}" in output
+    assert cached.holds(0, BLOCK_BYTES) and cached.holds(2 * BLOCK_BYTES, 1000)
+    cached.release(1)
+    assert run(folder, "--prefetch", url, capsys=capsys)[0] == 0
+
+
+def test_a_block_that_another_process_gives_up_is_fetched(folder, content, server, monkeypatch):
+    server.put("a.bin", content)
+    url = f"s3://{BUCKET}/a.bin"
+    cache = Cache(folder, "100MiB")
+    cached = cache.blocks.object(url, *_version_and_size(url), "")
+    assert cached.claim(1) == "claimed"
+    monkeypatch.setattr(prefetch, "_sleep", lambda _: cached.release(1))
+    assert fetch(url, cache) and cached.holds(0, SIZE)
+
+
 def test_fetched_bytes_are_those_of_the_object(folder, content, server):
     server.put("a.bin", content)
     cache = Cache(folder, "100MiB")

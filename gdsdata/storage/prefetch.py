@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import NamedTuple
 
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.io import engine
@@ -21,8 +22,27 @@ from gdsdata.storage.store import ObjectInfo, Store
 from gdsdata.storage.stores import store_of
 
 _REQUESTS = 16  # in flight
-_LOOKS_AGAIN_S = 0.01
+_LOOKS_AGAIN_S = 0.05
+_STALL_TIMEOUT_S = 10.0  # as HttpOptions in csrc/backend/http_client.h has it
 _MOST_QUOTED = 200  # characters of a header, in an error
+
+_clock = time.monotonic
+_sleep = time.sleep
+
+
+class Fetched(NamedTuple):
+    """The bytes of an object that were missing, by what became of them.
+
+    Attributes:
+        fetched_bytes: are in the cache now.
+        refused_bytes: the cache had no room for them.
+        held_bytes: another process claimed them and did not fetch them, perhaps because it is
+            stopped.
+    """
+
+    fetched_bytes: int
+    refused_bytes: int
+    held_bytes: int = 0
 
 
 def objects_at(url: str) -> Iterator[ObjectInfo]:
@@ -45,12 +65,11 @@ def objects_at(url: str) -> Iterator[ObjectInfo]:
         raise FileNotFoundError(errno.ENOENT, f"{url}: no object matches", url)
 
 
-def fetch(url: str, cache: Cache, progress: Callable[[ObjectInfo, int, int], None] | None = None) -> bool:
+def fetch(url: str, cache: Cache, progress: Callable[[ObjectInfo, Fetched], None] | None = None) -> bool:
     """Fetch the missing blocks of an object, or of all that match a pattern.
 
     Args:
-        progress: called after each object with it, the bytes that were fetched, and the bytes for
-            which there was no room.
+        progress: called after each object.
 
     Returns:
         Whether all blocks are in the cache now.
@@ -63,40 +82,53 @@ def fetch(url: str, cache: Cache, progress: Callable[[ObjectInfo, int, int], Non
     with ThreadPoolExecutor(_REQUESTS) as threads:
         for info in objects_at(url):
             with bar(f"fetching {posixpath.basename(info.url.partition('?')[0])}", info.size_bytes) as shown:
-                fetched, refused = _fetch_object(info, cache, threads, shown)
-            complete = complete and refused == 0
+                counts = _fetch_object(info, cache, threads, shown)
+            complete = complete and not counts.refused_bytes and not counts.held_bytes
             if progress is not None:
-                progress(info, fetched, refused)
+                progress(info, counts)
     return complete
 
 
-def _fetch_object(info: ObjectInfo, cache: Cache, threads: ThreadPoolExecutor, shown: Bar) -> tuple[int, int]:
+def _fetch_object(info: ObjectInfo, cache: Cache, threads: ThreadPoolExecutor, shown: Bar) -> Fetched:
     cached = cache.blocks.object(info.url, info.version, info.size_bytes, info.tag)
     if cached is None:
-        return 0, info.size_bytes
+        return Fetched(0, info.size_bytes)
     store, location = store_of(info.url)
 
-    def block(number: int) -> tuple[int, int]:
-        begin = number * cached.block_bytes
-        length = min(cached.block_bytes, info.size_bytes - begin)
-        while (claim := cached.claim(number)) == "elsewhere":
-            time.sleep(_LOOKS_AGAIN_S)  # a lock of another process ends without an event
+    def length_of(number: int) -> int:
+        return min(cached.block_bytes, info.size_bytes - number * cached.block_bytes)
+
+    def block(number: int) -> Fetched | None:
+        """Fetch a block if it is missing; None: another process has claimed it."""
+        length = length_of(number)
+        claim = cached.claim(number)
+        if claim == "elsewhere":
+            return None
+        shown.add(length)
         if claim != "claimed":
-            return 0, length if claim == "no room" else 0
+            return Fetched(0, length if claim == "no room" else 0)
         try:
-            body = _read_range(store, location.key, info, begin, length)
+            body = _read_range(store, location.key, info, number * cached.block_bytes, length)
         except BaseException:
             cached.release(number)
             raise
-        return (length, 0) if cached.fill(number, body) else (0, length)
+        return Fetched(length, 0) if cached.fill(number, body) else Fetched(0, length)
 
-    def counted_block(number: int) -> tuple[int, int]:
-        counts = block(number)
-        shown.add(min(cached.block_bytes, info.size_bytes - number * cached.block_bytes))
-        return counts
-
-    counts = list(threads.map(counted_block, range(cached.block_count)))
-    return sum(fetched for fetched, _ in counts), sum(refused for _, refused in counts)
+    counts, left, changed_s = [], list(range(cached.block_count)), _clock()
+    while True:
+        done = list(threads.map(block, left))
+        counts += [one for one in done if one is not None]
+        if any(done):
+            changed_s = _clock()
+        left = [number for number, one in zip(left, done, strict=True) if one is None]
+        if not left or _clock() - changed_s >= _STALL_TIMEOUT_S:
+            break
+        _sleep(_LOOKS_AGAIN_S)  # a lock of another process ends without an event
+    return Fetched(
+        sum(one.fetched_bytes for one in counts),
+        sum(one.refused_bytes for one in counts),
+        sum(map(length_of, left)),
+    )
 
 
 def _read_range(store: Store, key: str, info: ObjectInfo, begin: int, length: int) -> bytes:
