@@ -152,11 +152,13 @@ def reason_of(url: str, error: OSError) -> tuple[str, str]:
 
 
 def shown_url(url: str) -> str:
-    """Return ``url`` without its query, its fragment, and a user's name and password."""
-    bare = url.partition("?")[0].partition("#")[0]
-    if not bare.startswith(("http://", "https://")):
-        return bare
-    scheme, _, rest = bare.partition("://")
+    """Return a URL of http without its query, its fragment, and a user's name and password.
+
+    A key of a store has none of these, so a URL with another scheme is returned as it is.
+    """
+    if not url.startswith(("http://", "https://")):
+        return url
+    scheme, _, rest = url.partition("?")[0].partition("#")[0].partition("://")
     host, slash, path = rest.partition("/")
     return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
 
