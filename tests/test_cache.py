@@ -15,12 +15,12 @@ from servers.faults import BUCKET, FaultServer
 from gdsdata import cache as program
 from gdsdata import progress_bars
 from gdsdata.errors import CorruptData, IoError
+from gdsdata.formats.listing import listing_of
 from gdsdata.io import engine
 from gdsdata.io.remote_access import BLOCK_BYTES
 from gdsdata.storage import prefetch, transport
 from gdsdata.storage.cache import Cache, cache_folder, is_cache
-from gdsdata.storage.prefetch import fetch
-from gdsdata.storage.stores import configure
+from gdsdata.storage.stores import configure, store_of
 
 SIZE = 2 * BLOCK_BYTES + 1000
 URL = "s3://bucket/train/shard.tar"
@@ -177,6 +177,11 @@ def server():
             yield running
 
 
+def fetch(source, cache):
+    """Fetch what a source means, as the program does."""
+    return prefetch.fetch(listing_of(source).paths, cache)
+
+
 def test_an_object_is_fetched_once(folder, content, server, capsys):
     server.put("shards/a.bin", content)
     url = f"s3://{BUCKET}/shards/a.bin"
@@ -191,14 +196,40 @@ def test_an_object_is_fetched_once(folder, content, server, capsys):
     assert run(folder, "--verify", capsys=capsys)[0] == 0
 
 
-def test_a_pattern_fetches_all_that_match(folder, server):
-    for key in ("a.tar", "b.tar", "b.txt"):
-        server.put(f"shards/{key}", random_bytes(1000, 2))
-    cache = Cache(folder, "100MiB")
-    assert fetch(f"s3://{BUCKET}/shards/*.tar", cache)
-    assert {one.url for one in cache.objects()} == {f"s3://{BUCKET}/shards/{key}" for key in ("a.tar", "b.tar")}
-    with pytest.raises(FileNotFoundError, match="no object matches"):
-        fetch(f"s3://{BUCKET}/shards/*.zip", cache)
+KEYS = ["a0.bin", "a1.bin", ".a3.bin", "sub/a2.bin", "run[1]/a.bin", "b?1.bin", "folder/"]
+
+
+@pytest.mark.parametrize(
+    ("source", "meant"),
+    [
+        ("*.bin", {"a0.bin", "a1.bin", "b?1.bin"}),
+        ("**/*.bin", {"a0.bin", "a1.bin", "b?1.bin", "sub/a2.bin", "run[1]/a.bin"}),
+        ("a[01].bin", {"a0.bin", "a1.bin"}),
+        ("a?.bin", {"a0.bin", "a1.bin"}),
+        ("a{0,1}.bin", {"a0.bin", "a1.bin"}),
+        ("b?1.bin", {"b?1.bin"}),
+        ("", {"a0.bin", "a1.bin", "b?1.bin"}),
+        ("sub", {"sub/a2.bin"}),
+        ("*.zip", set()),
+        ("folder/", set()),
+    ],
+)
+def test_a_url_means_what_it_means_for_a_data_set(folder, server, capsys, source, meant):
+    for key in KEYS:
+        server.put(f"train/{key}", random_bytes(1000, 2) if key[-1] != "/" else b"")
+    url = f"s3://{BUCKET}/train/"
+    status = program.main([folder, "--prefetch", url + source, "--cache-bytes", "100MiB"])
+    output, errors = capsys.readouterr()
+    assert {line.partition(url)[2] for line in output.splitlines() if line.startswith("fetched: ")} == meant
+    assert status == (not meant) and ("not fetched: " in errors) == (not meant)
+    if meant:
+        assert set(listing_of(url + source).paths) == {url + key for key in meant}
+
+
+def test_a_path_is_no_url_to_fetch(folder, tmp_path, capsys):
+    (tmp_path / "a.bin").write_bytes(b"x")
+    assert program.main([folder, "--prefetch", str(tmp_path / "a.bin"), "--cache-bytes", "100MiB"]) == 1
+    assert "a.bin' is no URL that gdsdata reads" in capsys.readouterr().err
 
 
 def test_a_fetch_counts_the_bytes_of_each_object_for_its_progress_bar(folder, content, server, monkeypatch):
@@ -262,9 +293,8 @@ def test_fetched_bytes_are_those_of_the_object(folder, content, server):
 
 
 def _version_and_size(url):
-    from gdsdata.storage.prefetch import objects_at
-
-    (info,) = objects_at(url)
+    store, location = store_of(url)
+    info = store.head(location.key)
     return info.version, info.size_bytes
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import errno
-import fnmatch
 import posixpath
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import NamedTuple
@@ -14,10 +13,9 @@ from typing import NamedTuple
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.io import engine
 from gdsdata.progress_bars import Bar, bar
-from gdsdata.storage import transport, web_urls
+from gdsdata.storage import objects, transport, web_urls
 from gdsdata.storage.cache import Cache
 from gdsdata.storage.failures import shown_text, shown_url
-from gdsdata.storage.location import location_of
 from gdsdata.storage.store import ObjectInfo, Store
 from gdsdata.storage.stores import store_of
 
@@ -45,30 +43,11 @@ class Fetched(NamedTuple):
     held_bytes: int = 0
 
 
-def objects_at(url: str) -> Iterator[ObjectInfo]:
-    """Yield the object of a URL, or those that match it if its key has ``*``.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
-    location = location_of(url)
-    store, location = store_of(url)
-    if "*" not in location.key:
-        yield store.head(location.key)
-        return
-    found = False
-    for entry in store.list(location.key.partition("*")[0]):
-        if isinstance(entry, ObjectInfo) and fnmatch.fnmatchcase(location_of(entry.url).key, location.key):
-            found = True
-            yield entry
-    if not found:
-        raise FileNotFoundError(errno.ENOENT, f"{url}: no object matches", url)
-
-
-def fetch(url: str, cache: Cache, progress: Callable[[ObjectInfo, Fetched], None] | None = None) -> bool:
-    """Fetch the missing blocks of an object, or of all that match a pattern.
+def fetch(urls: Sequence[str], cache: Cache, progress: Callable[[ObjectInfo, Fetched], None] | None = None) -> bool:
+    """Fetch the missing blocks of objects.
 
     Args:
+        urls: of the objects, in the versions that `objects` knows of them.
         progress: called after each object.
 
     Returns:
@@ -77,11 +56,14 @@ def fetch(url: str, cache: Cache, progress: Callable[[ObjectInfo, Fetched], None
     Raises:
         FileNotFoundError, PermissionError, IoError: as `Store` says.
         CorruptData: an object was replaced in the meantime.
+        ValueError: one of them is no URL.
     """
     complete = True
+    known = objects.identities(urls)
     with ThreadPoolExecutor(_REQUESTS) as threads:
-        for info in objects_at(url):
-            with bar(f"fetching {posixpath.basename(info.url.partition('?')[0])}", info.size_bytes) as shown:
+        for url, one in zip(urls, known, strict=True):
+            info = ObjectInfo(url, one.size_bytes, one.tag)
+            with bar(f"fetching {posixpath.basename(shown_url(url))}", info.size_bytes) as shown:
                 counts = _fetch_object(info, cache, threads, shown)
             complete = complete and not counts.refused_bytes and not counts.held_bytes
             if progress is not None:
