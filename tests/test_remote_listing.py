@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from object_server import ObjectServer, serving
 
 from gdsdata.formats.listing import listing_of
+from gdsdata.formats.remote_listing import files_of_urls
 from gdsdata.storage import objects, stores
 
 
@@ -42,6 +43,20 @@ def test_lists_mix_urls_and_paths_in_the_order_of_names(server, tmp_path):
 def test_a_name_with_brackets_is_meant_before_the_glob(server):
     put(server, "a[1]", "a1")
     assert listing_of(server.url("a[1]")).paths == [server.url("a[1]")]
+
+
+@pytest.mark.parametrize("name", ["run[1]", "run?", "run*", "[ab]"])
+def test_a_folder_whose_name_looks_like_a_glob_is_meant_before_the_glob(server, name):
+    put(server, f"data/{name}/b", f"data/{name}/sub/c", "data/run1/d", "data/a/e", "data/runs")
+    own, deep = [server.url(f"data/{name}/b")], server.url(f"data/{name}/sub/c")
+    assert listing_of(server.url(f"data/{name}/")).paths == listing_of(server.url(f"data/{name}")).paths == own
+    for source in (f"data/{name}/", f"data/{name}"):
+        assert files_of_urls([server.url(source)], is_deep=True)[server.url(source)] == [*own, deep]
+
+
+def test_a_folder_that_looks_like_a_glob_is_found_below_another_such_folder(server):
+    put(server, "a[1]/[x]/b", "a1/x/c")
+    assert listing_of(server.url("a[1]/[x]")).paths == [server.url("a[1]/[x]/b")]
 
 
 def test_objects_in_a_list_are_identified_without_another_request(server):
