@@ -7,7 +7,7 @@ from object_server import ObjectServer, serving
 
 from gdsdata.formats.listing import listing_of
 from gdsdata.formats.remote_listing import files_of_urls
-from gdsdata.storage import objects, stores
+from gdsdata.storage import objects, stores, transport
 
 
 @pytest.fixture
@@ -86,6 +86,18 @@ def test_what_means_no_object_is_named(server, source):
     put(server, "data/a")
     with pytest.raises(FileNotFoundError, match="is no object, no prefix with objects and no glob of any"):
         listing_of(server.url(source))
+
+
+@pytest.mark.parametrize(
+    ("name", "is_index"), [("x.txt", True), ("x.txt?sig=1", True), ("x.tar?f=x.txt", False), ("x.tar", False)]
+)
+def test_the_path_of_a_web_url_says_whether_it_is_an_index_file(monkeypatch, name, is_index):
+    def attempt(method, url, *_):
+        return 200, {"content-length": "9"}, b"a.tar\n" if method == "GET" else b""
+
+    monkeypatch.setattr(transport, "_attempt", attempt)
+    url = f"https://host.example/d/{name}"
+    assert files_of_urls([url])[url] == ["https://host.example/d/a.tar" if is_index else url]
 
 
 NAMES = st.text(st.sampled_from("ab.1"), min_size=1, max_size=3).filter(lambda name: name not in (".", ".."))

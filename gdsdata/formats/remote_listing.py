@@ -14,6 +14,7 @@ from gdsdata.storage import objects
 from gdsdata.storage.location import location_of
 from gdsdata.storage.store import ObjectInfo
 from gdsdata.storage.stores import store_of
+from gdsdata.storage.web_urls import without_query
 
 _MAGIC = re.compile(r"[*?\[]")
 
@@ -25,7 +26,7 @@ def files_of_urls(urls: Sequence[str], is_deep: bool = False) -> dict[str, list[
     begins with a dot), or a glob that means what it means for files. Without a slash at its end, a
     prefix is meant if there is no such object. A name that could be a glob is one if there is
     neither an object nor a prefix with this very name. URLs of http and https are no globs. Those
-    that end in ``.txt`` are files with the URLs that are meant.
+    whose path ends in ``.txt`` are files with the URLs that are meant.
 
     Args:
         urls: of any stores.
@@ -57,7 +58,7 @@ def _is_glob(url: str) -> bool:
 
 
 def _is_index_file(url: str) -> bool:
-    return url.startswith("http") and url.endswith(".txt")
+    return url.startswith("http") and without_query(url).endswith(".txt")
 
 
 def _is_folder(url: str) -> bool:
