@@ -165,6 +165,13 @@ def test_a_wrong_certificate_is_final_and_named(monkeypatch):
     assert len(script.sent) == 1
 
 
+def test_a_malformed_url_is_final_and_named(monkeypatch):
+    monkeypatch.setattr(transport, "_sleep", lambda _: pytest.fail("it is tried again"))
+    with pytest.raises(IoError, match=r"1 attempt in .*: the URL is malformed.*Check the URL and endpoint") as caught:
+        transport.send(Request("GET", "http://127.0.0.1:99999/x.bin?sig=s3cr3t"))
+    assert caught.value.errno == errno.EINVAL and "s3cr3t" not in str(caught.value)
+
+
 def test_an_error_says_what_was_asked_and_answered_and_what_to_do(monkeypatch):
     message = b"wrong &amp; bad\n  X-Amz-Signature=ff01&amp;b"
     body = b"<Error><Code>SignatureDoesNotMatch</Code><Message>" + message + b"</Message></Error>"

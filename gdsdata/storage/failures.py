@@ -145,6 +145,9 @@ def reason_of(url: str, error: OSError) -> tuple[str, str]:
         remedy = "Check the URL, endpoint_url, DNS, and HTTPS_PROXY if there is a proxy."
     elif isinstance(error, TimeoutError):
         reason, remedy = "no answer came in time", "Check the network, and HTTPS_PROXY if there is a proxy."
+    elif error.errno == errno.EINVAL:
+        reason = f"the URL is malformed: {shown_text(error.strerror or '', _MOST_TEXT)}"
+        remedy = "Check the URL and endpoint_url: the host, and a port of at most 65535."
     else:
         reason = shown_text(f"{type(error).__name__}: {error.strerror or error}", _MOST_TEXT)
         remedy = "Check the network and that the server runs."

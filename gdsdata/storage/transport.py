@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import re
 import socket
@@ -152,7 +153,7 @@ def send(
             response = _once(request, sent, min(max(left, 0.1), _attempt_s(sent)), most_bytes, attempts)
         except OSError as caught:
             error = caught
-            wait_s, is_retried = 0.0, not isinstance(caught, ssl.SSLCertVerificationError)
+            wait_s, is_retried = 0.0, not _is_final(caught)
             was_reached = was_reached or not isinstance(caught, (socket.gaierror, ConnectionRefusedError))
             limit_s = deadline_s if was_reached else min(deadline_s, _UNREACHED_S)
         else:
@@ -225,6 +226,11 @@ def _added_by_signing(request: Request, sent: Request) -> list[str]:
         added = set(parse_qsl(query)) - set(parse_qsl(unsigned_query))
         words.update(form for _, value in added for form in (value, quote(value, safe="")))
     return sorted((word for word in words if len(word) >= _LEAST_HIDDEN), key=len, reverse=True)
+
+
+def _is_final(error: OSError) -> bool:
+    """Return whether another attempt would fail alike: a bad certificate, or a malformed URL."""
+    return isinstance(error, ssl.SSLCertVerificationError) or error.errno == errno.EINVAL
 
 
 def _is_move(response: Response) -> bool:
