@@ -6,10 +6,12 @@ import argparse
 import sys
 import time
 
+from gdsdata.formats.listing import listing_of
 from gdsdata.io.remote_access import CACHE_VARIABLE
 from gdsdata.progress_bars import show_progress
 from gdsdata.storage import prefetch
 from gdsdata.storage.cache import Cache, CachedObject, cache_folder, is_cache
+from gdsdata.storage.failures import shown_url
 from gdsdata.storage.store import ObjectInfo
 
 _DESCRIPTION = """List, verify, warm and empty a local cache of remote objects. Exit status: 0 if everything was
@@ -21,7 +23,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m gdsdata.cache", description=_DESCRIPTION)
     parser.add_argument("path", nargs="?", help=f"the cache folder (default: {CACHE_VARIABLE} of the environment)")
     parser.add_argument("--verify", action="store_true", help="compare every block with its checksum, drop wrong ones")
-    parser.add_argument("--prefetch", metavar="URL", help="fetch an object, or all that match a URL with *")
+    parser.add_argument("--prefetch", metavar="URL", help="fetch the objects that this URL means as a source of data")
     parser.add_argument(
         "--cache-bytes", metavar="SIZE", help='the bound for --prefetch, as "500GiB" (default: the last)'
     )
@@ -98,12 +100,14 @@ def _empty(cache: Cache) -> int:
 
 
 def _prefetch(cache: Cache, url: str) -> int:
-    def said(info: ObjectInfo, fetched: int, refused: int) -> None:
-        lacking = f", no room for {_gb(refused)}" if refused else ""
-        print(f"fetched: {_gb(fetched)} of {_gb(info.size_bytes)}{lacking}: {info.url.partition('?')[0]}")
+    def said(info: ObjectInfo, counts: prefetch.Fetched) -> None:
+        lacking = f", no room for {_gb(counts.refused_bytes)}" if counts.refused_bytes else ""
+        if counts.held_bytes:
+            lacking += f", {_gb(counts.held_bytes)} held by another process, which may be stopped"
+        print(f"fetched: {_gb(counts.fetched_bytes)} of {_gb(info.size_bytes)}{lacking}: {shown_url(info.url)}")
 
     try:
-        return 0 if prefetch.fetch(url, cache, said) else 1
+        return 0 if prefetch.fetch(listing_of(url).paths, cache, said) else 1
     except (OSError, ValueError) as error:
         print(f"not fetched: {error}", file=sys.stderr)
         return 1

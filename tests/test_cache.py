@@ -1,7 +1,9 @@
 """The local cache for people: what it holds, verified, fetched and emptied."""
 
 import contextlib
+import gzip
 import os
+import re
 import subprocess
 import sys
 
@@ -12,13 +14,14 @@ from servers.faults import BUCKET, FaultServer
 
 from gdsdata import cache as program
 from gdsdata import progress_bars
-from gdsdata.errors import IoError
+from gdsdata.errors import CorruptData, IoError
+from gdsdata.formats.listing import listing_of
 from gdsdata.io import engine
 from gdsdata.io.remote_access import BLOCK_BYTES
+from gdsdata.storage import prefetch, transport
 from gdsdata.storage.cache import Cache, cache_folder, is_cache
-from gdsdata.storage.prefetch import fetch
 from gdsdata.storage.settings import RemoteSettings
-from gdsdata.storage.stores import configure
+from gdsdata.storage.stores import configure, store_of
 
 SIZE = 2 * BLOCK_BYTES + 1000
 URL = "s3://bucket/train/shard.tar"
@@ -187,6 +190,11 @@ def server():
             yield running
 
 
+def fetch(source, cache):
+    """Fetch what a source means, as the program does."""
+    return prefetch.fetch(listing_of(source).paths, cache)
+
+
 def test_an_object_is_fetched_once(folder, content, server, capsys):
     server.put("shards/a.bin", content)
     url = f"s3://{BUCKET}/shards/a.bin"
@@ -201,14 +209,40 @@ def test_an_object_is_fetched_once(folder, content, server, capsys):
     assert run(folder, "--verify", capsys=capsys)[0] == 0
 
 
-def test_a_pattern_fetches_all_that_match(folder, server):
-    for key in ("a.tar", "b.tar", "b.txt"):
-        server.put(f"shards/{key}", random_bytes(1000, 2))
-    cache = Cache(folder, "100MiB")
-    assert fetch(f"s3://{BUCKET}/shards/*.tar", cache)
-    assert {one.url for one in cache.objects()} == {f"s3://{BUCKET}/shards/{key}" for key in ("a.tar", "b.tar")}
-    with pytest.raises(FileNotFoundError, match="no object matches"):
-        fetch(f"s3://{BUCKET}/shards/*.zip", cache)
+KEYS = ["a0.bin", "a1.bin", ".a3.bin", "sub/a2.bin", "run[1]/a.bin", "b?1.bin", "folder/"]
+
+
+@pytest.mark.parametrize(
+    ("source", "meant"),
+    [
+        ("*.bin", {"a0.bin", "a1.bin", "b?1.bin"}),
+        ("**/*.bin", {"a0.bin", "a1.bin", "b?1.bin", "sub/a2.bin", "run[1]/a.bin"}),
+        ("a[01].bin", {"a0.bin", "a1.bin"}),
+        ("a?.bin", {"a0.bin", "a1.bin"}),
+        ("a{0,1}.bin", {"a0.bin", "a1.bin"}),
+        ("b?1.bin", {"b?1.bin"}),
+        ("", {"a0.bin", "a1.bin", "b?1.bin"}),
+        ("sub", {"sub/a2.bin"}),
+        ("*.zip", set()),
+        ("folder/", set()),
+    ],
+)
+def test_a_url_means_what_it_means_for_a_data_set(folder, server, capsys, source, meant):
+    for key in KEYS:
+        server.put(f"train/{key}", random_bytes(1000, 2) if key[-1] != "/" else b"")
+    url = f"s3://{BUCKET}/train/"
+    status = program.main([folder, "--prefetch", url + source, "--cache-bytes", "100MiB"])
+    output, errors = capsys.readouterr()
+    assert {line.partition(url)[2] for line in output.splitlines() if line.startswith("fetched: ")} == meant
+    assert status == (not meant) and ("not fetched: " in errors) == (not meant)
+    if meant:
+        assert set(listing_of(url + source).paths) == {url + key for key in meant}
+
+
+def test_a_path_is_no_url_to_fetch(folder, tmp_path, capsys):
+    (tmp_path / "a.bin").write_bytes(b"x")
+    assert program.main([folder, "--prefetch", str(tmp_path / "a.bin"), "--cache-bytes", "100MiB"]) == 1
+    assert "a.bin' is no URL that gdsdata reads" in capsys.readouterr().err
 
 
 def test_a_fetch_counts_the_bytes_of_each_object_for_its_progress_bar(folder, content, server, monkeypatch):
@@ -239,6 +273,30 @@ def test_what_has_no_room_is_said(folder, server, capsys):
     assert Cache(folder).statistics()["used_bytes"] <= 2.5 * MIB
 
 
+def test_a_block_that_a_stopped_process_holds_is_left_out_and_said(folder, content, server, monkeypatch, capsys):
+    monkeypatch.setattr(prefetch, "_STALL_TIMEOUT_S", 0.1)
+    server.put("a.bin", content)
+    url = f"s3://{BUCKET}/a.bin"
+    cached = Cache(folder, "100MiB").blocks.object(url, *_version_and_size(url), "")
+    assert cached.claim(1) == "claimed"
+    status, output = run(folder, "--prefetch", url, "--cache-bytes", "100MiB", capsys=capsys)
+    assert status == 1
+    assert f"fetched: 1.050 MB of 2.098 MB, 1.049 MB held by another process, which may be stopped: {url}" in output
+    assert cached.holds(0, BLOCK_BYTES) and cached.holds(2 * BLOCK_BYTES, 1000)
+    cached.release(1)
+    assert run(folder, "--prefetch", url, capsys=capsys)[0] == 0
+
+
+def test_a_block_that_another_process_gives_up_is_fetched(folder, content, server, monkeypatch):
+    server.put("a.bin", content)
+    url = f"s3://{BUCKET}/a.bin"
+    cache = Cache(folder, "100MiB")
+    cached = cache.blocks.object(url, *_version_and_size(url), "")
+    assert cached.claim(1) == "claimed"
+    monkeypatch.setattr(prefetch, "_sleep", lambda _: cached.release(1))
+    assert fetch(url, cache) and cached.holds(0, SIZE)
+
+
 def test_fetched_bytes_are_those_of_the_object(folder, content, server):
     server.put("a.bin", content)
     cache = Cache(folder, "100MiB")
@@ -248,7 +306,158 @@ def test_fetched_bytes_are_those_of_the_object(folder, content, server):
 
 
 def _version_and_size(url):
-    from gdsdata.storage.prefetch import objects_at
-
-    (info,) = objects_at(url)
+    store, location = store_of(url)
+    info = store.head(location.key)
     return info.version, info.size_bytes
+
+
+# -------------------------------------------------------------------------------------------------------- wrong answers
+
+WEB_URL = "https://host.example/x.bin"
+TAG = {"etag": '"1"'}
+
+
+class Answers:
+    """A web server with one object. ``answer`` is called for a range, with its begin and end."""
+
+    def __init__(self, monkeypatch, content, tag, answer):
+        self.content, self.tag, self.answer = content, tag, answer
+        self.asked = []  # (URL, headers) of each GET
+        monkeypatch.setattr(transport, "_attempt", self.attempt)
+
+    def attempt(self, method, url, headers, body, timeout_s, most_bytes):
+        if method == "HEAD":
+            return 200, {"content-length": str(len(self.content)), **self.tag}, b""
+        self.asked.append((url, dict(headers)))
+        begin, last = map(int, re.findall(r"\d+", headers["Range"]))
+        status, found, body = self.answer(self.content, begin, last + 1)
+        return status, {**self.tag, **found}, body[: most_bytes + 1]
+
+
+def of_range(content, begin, end, total=None, unit="bytes"):
+    return {"content-range": f"{unit} {begin}-{end - 1}/{total or len(content)}"}
+
+
+def compressed(content, begin, end):
+    return 206, of_range(content, begin, end) | {"content-encoding": "gzip"}, gzip.compress(content[begin:end])
+
+
+def longer(content, begin, end):
+    return 206, of_range(content, begin, end), content[begin:end] + b"x"
+
+
+def longer_without_a_range(content, begin, end):
+    return 206, {}, content[begin:end] + b"x"
+
+
+def another_range(content, begin, end):
+    return 206, of_range(content, begin + 1, end + 1), content[begin:end]
+
+
+def shorter_range(content, begin, end):
+    return 206, of_range(content, begin, end - 1), content[begin : end - 1] + b"x"
+
+
+def no_range(content, begin, end):
+    return 206, {"content-range": "bytes */5"}, content[begin:end]
+
+
+def whole(content, begin, end):
+    return 200, {}, content
+
+
+def larger(content, begin, end):
+    return 206, of_range(content, begin, end, len(content) + 5), content[begin:end]
+
+
+def without_a_range(content, begin, end):
+    return 206, {}, content[begin:end]
+
+
+def another_case(content, begin, end):
+    return 206, of_range(content, begin, end, unit="Bytes"), content[begin:end]
+
+
+def no_total(content, begin, end):
+    return 206, of_range(content, begin, end, "*"), content[begin:end]
+
+
+def no_tag(content, begin, end):
+    return 206, of_range(content, begin, end) | {"etag": ""}, content[begin:end]
+
+
+def gone(content, begin, end):
+    return 416, {"content-range": "bytes */5"}, b""
+
+
+def other_tag(content, begin, end):
+    return 206, of_range(content, begin, end) | {"etag": '"2"'}, content[begin:end]
+
+
+@pytest.mark.parametrize(
+    ("answer", "tag", "kind", "said"),
+    [
+        (compressed, TAG, IoError, "bytes instead of"),
+        (longer, TAG, IoError, "more than"),
+        (longer_without_a_range, TAG, IoError, "more than"),
+        (another_range, TAG, IoError, "the bytes 1 to "),
+        (shorter_range, TAG, IoError, "the bytes 0 to "),
+        (no_range, TAG, IoError, 'the range "bytes \\*/5"'),
+        (whole, TAG, IoError, "does not serve ranges"),
+        (larger, {}, CorruptData, f"replaced meanwhile \\({SIZE} bytes then, {SIZE + 5} now\\)"),
+        (gone, TAG, CorruptData, "replaced meanwhile"),
+        (other_tag, TAG, CorruptData, 'replaced meanwhile \\(its tag is "2" now\\)'),
+    ],
+)
+def test_a_wrong_answer_is_an_error_and_is_not_kept(folder, content, monkeypatch, answer, tag, kind, said):
+    content = bytes(SIZE) if answer is compressed else content
+    Answers(monkeypatch, content, tag, answer)
+    cache = Cache(folder, "100MiB")
+    with pytest.raises(kind, match=f"{WEB_URL}, offset \\d+, length \\d+: .*{said}"):
+        fetch(WEB_URL, cache)
+    assert cache.statistics()["filled_bytes"] == 0
+
+
+@pytest.mark.parametrize("answer", [without_a_range, another_case, no_total, no_tag])
+def test_an_answer_that_a_data_set_takes_is_kept(folder, content, monkeypatch, answer):
+    Answers(monkeypatch, content, TAG, answer)
+    cache = Cache(folder, "100MiB")
+    assert fetch(WEB_URL, cache)
+    assert kept_content(cache, WEB_URL) == content
+
+
+def kept_content(cache, url):
+    """Return what a cache has of an object of `SIZE` whose tag is `TAG`."""
+    cached = cache.blocks.object(url, engine.object_version(TAG["etag"]), SIZE, TAG["etag"])
+    assert cached.holds(0, SIZE)
+    with open(cached.data_path, "rb") as file:
+        return file.read()
+
+
+def test_a_redirect_is_followed_and_gets_no_secret_on_another_host(folder, content, monkeypatch):
+    def moved(content, begin, end):
+        if (url := server.asked[-1][0]) == f"{WEB_URL}?a=1":
+            return 302, {"location": "/x.bin"}, b""
+        if url == WEB_URL:
+            return 307, {"location": "https://other.example/real.bin"}, b""
+        return without_a_range(content, begin, end)
+
+    configure("https", headers={"x-key": "5ecret"})
+    monkeypatch.setattr(prefetch, "_REQUESTS", 1)
+    server, cache = Answers(monkeypatch, content, TAG, moved), Cache(folder, "100MiB")
+    try:
+        assert fetch(f"{WEB_URL}?a=1", cache)
+    finally:
+        configure("https")
+    assert kept_content(cache, f"{WEB_URL}?a=1") == content
+    assert [(url[8:], headers.get("x-key")) for url, headers in server.asked[:3]] == [
+        ("host.example/x.bin?a=1", "5ecret"),
+        ("host.example/x.bin", "5ecret"),
+        ("other.example/real.bin", None),
+    ]
+
+
+def test_a_redirect_from_https_to_http_is_refused(folder, content, monkeypatch):
+    Answers(monkeypatch, content, TAG, lambda *_: (302, {"location": "http://host.example/x.bin"}, b""))
+    with pytest.raises(IoError, match="302"):
+        fetch(WEB_URL, Cache(folder, "100MiB"))

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from object_server import ObjectServer, serving
 
 from gdsdata.formats.listing import listing_of
-from gdsdata.storage import objects, stores
+from gdsdata.formats.remote_listing import files_of_urls
+from gdsdata.storage import objects, stores, transport
 
 
 @pytest.fixture
@@ -44,6 +45,20 @@ def test_a_name_with_brackets_is_meant_before_the_glob(server):
     assert listing_of(server.url("a[1]")).paths == [server.url("a[1]")]
 
 
+@pytest.mark.parametrize("name", ["run[1]", "run?", "run*", "[ab]"])
+def test_a_folder_whose_name_looks_like_a_glob_is_meant_before_the_glob(server, name):
+    put(server, f"data/{name}/b", f"data/{name}/sub/c", "data/run1/d", "data/a/e", "data/runs")
+    own, deep = [server.url(f"data/{name}/b")], server.url(f"data/{name}/sub/c")
+    assert listing_of(server.url(f"data/{name}/")).paths == listing_of(server.url(f"data/{name}")).paths == own
+    for source in (f"data/{name}/", f"data/{name}"):
+        assert files_of_urls([server.url(source)], is_deep=True)[server.url(source)] == [*own, deep]
+
+
+def test_a_folder_that_looks_like_a_glob_is_found_below_another_such_folder(server):
+    put(server, "a[1]/[x]/b", "a1/x/c")
+    assert listing_of(server.url("a[1]/[x]")).paths == [server.url("a[1]/[x]/b")]
+
+
 def test_objects_in_a_list_are_identified_without_another_request(server):
     put(server, *(f"data/{i:04}" for i in range(1000)))
     paths = listing_of(server.url("data/*")).paths
@@ -71,6 +86,18 @@ def test_what_means_no_object_is_named(server, source):
     put(server, "data/a")
     with pytest.raises(FileNotFoundError, match="is no object, no prefix with objects and no glob of any"):
         listing_of(server.url(source))
+
+
+@pytest.mark.parametrize(
+    ("name", "is_index"), [("x.txt", True), ("x.txt?sig=1", True), ("x.tar?f=x.txt", False), ("x.tar", False)]
+)
+def test_the_path_of_a_web_url_says_whether_it_is_an_index_file(monkeypatch, name, is_index):
+    def attempt(method, url, *_):
+        return 200, {"content-length": "9"}, b"a.tar\n" if method == "GET" else b""
+
+    monkeypatch.setattr(transport, "_attempt", attempt)
+    url = f"https://host.example/d/{name}"
+    assert files_of_urls([url])[url] == ["https://host.example/d/a.tar" if is_index else url]
 
 
 NAMES = st.text(st.sampled_from("ab.1"), min_size=1, max_size=3).filter(lambda name: name not in (".", ".."))

@@ -178,11 +178,12 @@ def test_a_page_that_is_no_index_file_is_refused(serve, body):
     ("answer", "size_bytes"),
     [
         ((206, {"content-range": "bytes 0-0/1234", "content-length": "1"}, b"x"), 1234),
+        ((206, {"content-range": "Bytes 0-0/1234", "content-length": "1"}, b"x"), 1234),  # the unit has no case
         ((200, {"content-length": "77"}, b"x" * 77), 77),
         ((200, {"content-length": str(2**40)}, b"x" * (17 * 2**20)), 2**40),
         ((416, {"content-range": "bytes */0"}, b""), 0),
     ],
-    ids=range(4),
+    ids=range(5),
 )
 def test_a_size_is_found_where_head_is_refused(serve, answer, size_bytes):
     serve(lambda method, *_: (403, {}, b"") if method == "HEAD" else answer)

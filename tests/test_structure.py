@@ -155,7 +155,7 @@ FOLDERS = {
     "formats": {"errors", "io.engine", "lazy", "progress_bars", "storage"},
     "formats.parsers": {"errors", "io.engine"},
     "top": {"observe"},
-    "cache": {"io.remote_access", "progress_bars", "storage"},
+    "cache": {"formats.listing", "io.remote_access", "progress_bars", "storage"},
     "storage": {"errors", "io.engine", "io.options", "io.remote_access", "lazy", "observe.counted", "progress_bars"},
     "observe": {"errors", "io", "torch_private", "version"},
     "observe.counted": set(),

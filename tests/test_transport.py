@@ -16,7 +16,7 @@ import pytest
 from gdsdata import _engine
 from gdsdata.errors import IoError
 from gdsdata.observe.counted import Requests
-from gdsdata.storage import transport
+from gdsdata.storage import failures, transport
 from gdsdata.storage.exchange import exchange
 from gdsdata.storage.transport import Request, Response
 
@@ -165,6 +165,13 @@ def test_a_wrong_certificate_is_final_and_named(monkeypatch):
     assert len(script.sent) == 1
 
 
+def test_a_malformed_url_is_final_and_named(monkeypatch):
+    monkeypatch.setattr(transport, "_sleep", lambda _: pytest.fail("it is tried again"))
+    with pytest.raises(IoError, match=r"1 attempt in .*: the URL is malformed.*Check the URL and endpoint") as caught:
+        transport.send(Request("GET", "http://127.0.0.1:99999/x.bin?sig=s3cr3t"))
+    assert caught.value.errno == errno.EINVAL and "s3cr3t" not in str(caught.value)
+
+
 def test_an_error_says_what_was_asked_and_answered_and_what_to_do(monkeypatch):
     message = b"wrong &amp; bad\n  X-Amz-Signature=ff01&amp;b"
     body = b"<Error><Code>SignatureDoesNotMatch</Code><Message>" + message + b"</Message></Error>"
@@ -211,6 +218,11 @@ def test_errors_are_short_and_show_no_secret(monkeypatch, answer):
 def test_requests_and_responses_show_no_secret():
     assert "abcdef" not in repr(GET) and "s3cr3t" not in repr(GET)
     assert "abc" not in repr(Response(200, {"set-cookie": "abc"}, b"abc"))
+
+
+def test_an_error_names_a_key_whole_and_a_url_of_http_without_its_query():
+    assert failures.shown_url("s3://bucket/why?#1") == "s3://bucket/why?#1"
+    assert failures.shown_url("https://user:word@host:81/a@b?sig=x#y") == "https://host:81/a@b"
 
 
 def test_a_clock_that_is_wrong_is_named(monkeypatch):

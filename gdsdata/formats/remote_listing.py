@@ -14,6 +14,7 @@ from gdsdata.storage import objects
 from gdsdata.storage.location import location_of
 from gdsdata.storage.store import ObjectInfo
 from gdsdata.storage.stores import store_of
+from gdsdata.storage.web_urls import without_query
 
 _MAGIC = re.compile(r"[*?\[]")
 
@@ -23,8 +24,9 @@ def files_of_urls(urls: Sequence[str], is_deep: bool = False) -> dict[str, list[
 
     A URL names an object, a prefix that ends in a slash (its own objects, without those whose name
     begins with a dot), or a glob that means what it means for files. Without a slash at its end, a
-    prefix is meant if there is no such object. URLs of http and https are no globs. Those that end
-    in ``.txt`` are files with the URLs that are meant.
+    prefix is meant if there is no such object. A name that could be a glob is one if there is
+    neither an object nor a prefix with this very name. URLs of http and https are no globs. Those
+    whose path ends in ``.txt`` are files with the URLs that are meant.
 
     Args:
         urls: of any stores.
@@ -41,7 +43,7 @@ def files_of_urls(urls: Sequence[str], is_deep: bool = False) -> dict[str, list[
     found = {}
     for url in urls:
         if _is_glob(url):
-            found[url] = _globbed(url)
+            found[url] = _globbed(url, is_deep)
         elif _is_index_file(url):
             found[url] = _in_index_file(url)
         elif url in are_there:
@@ -56,7 +58,7 @@ def _is_glob(url: str) -> bool:
 
 
 def _is_index_file(url: str) -> bool:
-    return url.startswith("http") and url.endswith(".txt")
+    return url.startswith("http") and without_query(url).endswith(".txt")
 
 
 def _is_folder(url: str) -> bool:
@@ -105,20 +107,26 @@ def _refuse_table(url: str, prefix: str, every: Iterable[ObjectInfo | str]) -> N
             refuse_table(url, log)
 
 
-def _globbed(url: str) -> list[str]:
-    """Return the objects that a glob means; one that has this very name is meant alone."""
+def _globbed(url: str, is_deep: bool) -> list[str]:
+    """Return the objects that a glob means.
+
+    An object or a folder that has this very name is meant alone.
+    """
     folder, literal = _folder_of(url), _literal_of(url)
     parts = url[len(folder) :].split("/")
-    if parts[-1] in ("", "."):
-        return []  # a folder is meant
-    store, _ = store_of(url)
+    if parts[-1] == "":
+        return _in_folder(url, is_deep)  # its name may have brackets
+    if parts[-1] == ".":
+        return []
+    store, location = store_of(url)
     is_flat = len(parts) == 1 and parts[0] != "**"
     matches = _matcher(parts)
-    listed = [
-        one for one in store.list(location_of(literal).key, "/" if is_flat else "") if isinstance(one, ObjectInfo)
-    ]
+    every = list(store.list(location_of(literal).key, "/" if is_flat else ""))
+    listed = [one for one in every if isinstance(one, ObjectInfo)]
     if any(info.url == url for info in listed):
         return _noted(literal, not is_flat, listed, lambda info: info.url == url)
+    if f"{location.key}/" in every or any(info.url.startswith(f"{url}/") for info in listed):
+        return _in_folder(url, is_deep)
     return _noted(literal, not is_flat, listed, lambda info: matches(info.url[len(folder) :].split("/")))
 
 

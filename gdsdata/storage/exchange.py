@@ -27,7 +27,8 @@ def exchange(
     Raises:
         OSError: the server cannot be reached, the connection broke, or the body is shorter than
             the headers say: ``TimeoutError``, ``ssl.SSLCertVerificationError``,
-            ``socket.gaierror`` or ``ConnectionError`` if they apply.
+            ``socket.gaierror`` or ``ConnectionError`` if they apply. Its ``errno`` is EINVAL if the
+            URL is malformed.
         BackendUnavailable: there is no libcurl.
         ValueError: a header is none.
     """
@@ -49,4 +50,6 @@ def _as_system_error(error: IoError) -> OSError:
         return TimeoutError(errno.ETIMEDOUT, text)
     if error.errno == errno.ECONNREFUSED:
         return ConnectionRefusedError(errno.ECONNREFUSED, text)
+    if error.errno == errno.EINVAL:
+        return OSError(errno.EINVAL, text)
     return ConnectionError(error.errno, text)

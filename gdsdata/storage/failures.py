@@ -145,6 +145,9 @@ def reason_of(url: str, error: OSError) -> tuple[str, str]:
         remedy = "Check the URL, endpoint_url, DNS, and HTTPS_PROXY if there is a proxy."
     elif isinstance(error, TimeoutError):
         reason, remedy = "no answer came in time", "Check the network, and HTTPS_PROXY if there is a proxy."
+    elif error.errno == errno.EINVAL:
+        reason = f"the URL is malformed: {shown_text(error.strerror or '', _MOST_TEXT)}"
+        remedy = "Check the URL and endpoint_url: the host, and a port of at most 65535."
     else:
         reason = shown_text(f"{type(error).__name__}: {error.strerror or error}", _MOST_TEXT)
         remedy = "Check the network and that the server runs."
@@ -152,11 +155,13 @@ def reason_of(url: str, error: OSError) -> tuple[str, str]:
 
 
 def shown_url(url: str) -> str:
-    """Return ``url`` without its query, its fragment, and a user's name and password."""
-    bare = url.partition("?")[0].partition("#")[0]
-    if not bare.startswith(("http://", "https://")):
-        return bare
-    scheme, _, rest = bare.partition("://")
+    """Return a URL of http without its query, its fragment, and a user's name and password.
+
+    A key of a store has none of these, so a URL with another scheme is returned as it is.
+    """
+    if not url.startswith(("http://", "https://")):
+        return url
+    scheme, _, rest = url.partition("?")[0].partition("#")[0].partition("://")
     host, slash, path = rest.partition("/")
     return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
 

@@ -3,51 +3,52 @@
 from __future__ import annotations
 
 import errno
-import fnmatch
 import posixpath
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import NamedTuple
 
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.io import engine
 from gdsdata.progress_bars import Bar, bar
-from gdsdata.storage import transport
+from gdsdata.storage import objects, transport, web_urls
 from gdsdata.storage.cache import Cache
-from gdsdata.storage.location import location_of
+from gdsdata.storage.failures import shown_text, shown_url
 from gdsdata.storage.store import ObjectInfo, Store
 from gdsdata.storage.stores import store_of
 
 _REQUESTS = 16  # in flight
-_LOOKS_AGAIN_S = 0.01
+_LOOKS_AGAIN_S = 0.05
+_STALL_TIMEOUT_S = 10.0  # as HttpOptions in csrc/backend/http_client.h has it
+_MOST_QUOTED = 200  # characters of a header, in an error
+
+_clock = time.monotonic
+_sleep = time.sleep
 
 
-def objects_at(url: str) -> Iterator[ObjectInfo]:
-    """Yield the object of a URL, or those that match it if its key has ``*``.
+class Fetched(NamedTuple):
+    """The bytes of an object that were missing, by what became of them.
 
-    Raises:
-        FileNotFoundError: there is none.
+    Attributes:
+        fetched_bytes: are in the cache now.
+        refused_bytes: the cache had no room for them.
+        held_bytes: another process claimed them and did not fetch them, perhaps because it is
+            stopped.
     """
-    location = location_of(url)
-    store, location = store_of(url)
-    if "*" not in location.key:
-        yield store.head(location.key)
-        return
-    found = False
-    for entry in store.list(location.key.partition("*")[0]):
-        if isinstance(entry, ObjectInfo) and fnmatch.fnmatchcase(location_of(entry.url).key, location.key):
-            found = True
-            yield entry
-    if not found:
-        raise FileNotFoundError(errno.ENOENT, f"{url}: no object matches", url)
+
+    fetched_bytes: int
+    refused_bytes: int
+    held_bytes: int = 0
 
 
-def fetch(url: str, cache: Cache, progress: Callable[[ObjectInfo, int, int], None] | None = None) -> bool:
-    """Fetch the missing blocks of an object, or of all that match a pattern.
+def fetch(urls: Sequence[str], cache: Cache, progress: Callable[[ObjectInfo, Fetched], None] | None = None) -> bool:
+    """Fetch the missing blocks of objects.
 
     Args:
-        progress: called after each object with it, the bytes that were fetched, and the bytes for
-            which there was no room.
+        urls: of the objects, in the versions that `objects` knows of them.
+        progress: called after each object.
 
     Returns:
         Whether all blocks are in the cache now.
@@ -55,82 +56,117 @@ def fetch(url: str, cache: Cache, progress: Callable[[ObjectInfo, int, int], Non
     Raises:
         FileNotFoundError, PermissionError, IoError: as `Store` says.
         CorruptData: an object was replaced in the meantime.
+        ValueError: one of them is no URL.
     """
     complete = True
+    known = objects.identities(urls)
     with ThreadPoolExecutor(_REQUESTS) as threads:
-        for info in objects_at(url):
-            with bar(f"fetching {posixpath.basename(info.url.partition('?')[0])}", info.size_bytes) as shown:
-                fetched, refused = _fetch_object(info, cache, threads, shown)
-            complete = complete and refused == 0
+        for url, one in zip(urls, known, strict=True):
+            info = ObjectInfo(url, one.size_bytes, one.tag)
+            with bar(f"fetching {posixpath.basename(shown_url(url))}", info.size_bytes) as shown:
+                counts = _fetch_object(info, cache, threads, shown)
+            complete = complete and not counts.refused_bytes and not counts.held_bytes
             if progress is not None:
-                progress(info, fetched, refused)
+                progress(info, counts)
     return complete
 
 
-def _fetch_object(info: ObjectInfo, cache: Cache, threads: ThreadPoolExecutor, shown: Bar) -> tuple[int, int]:
+def _fetch_object(info: ObjectInfo, cache: Cache, threads: ThreadPoolExecutor, shown: Bar) -> Fetched:
     cached = cache.blocks.object(info.url, info.version, info.size_bytes, info.tag)
     if cached is None:
-        return 0, info.size_bytes
+        return Fetched(0, info.size_bytes)
     store, location = store_of(info.url)
 
-    def block(number: int) -> tuple[int, int]:
-        begin = number * cached.block_bytes
-        length = min(cached.block_bytes, info.size_bytes - begin)
-        while (claim := cached.claim(number)) == "elsewhere":
-            time.sleep(_LOOKS_AGAIN_S)  # a lock of another process ends without an event
+    def length_of(number: int) -> int:
+        return min(cached.block_bytes, info.size_bytes - number * cached.block_bytes)
+
+    def block(number: int) -> Fetched | None:
+        """Fetch a block if it is missing; None: another process has claimed it."""
+        length = length_of(number)
+        claim = cached.claim(number)
+        if claim == "elsewhere":
+            return None
+        shown.add(length)
         if claim != "claimed":
-            return 0, length if claim == "no room" else 0
+            return Fetched(0, length if claim == "no room" else 0)
         try:
-            body = _read_range(store, location.key, info, begin, length)
+            body = _read_range(store, location.key, info, number * cached.block_bytes, length)
         except BaseException:
             cached.release(number)
             raise
-        return (length, 0) if cached.fill(number, body) else (0, length)
+        return Fetched(length, 0) if cached.fill(number, body) else Fetched(0, length)
 
-    def counted_block(number: int) -> tuple[int, int]:
-        counts = block(number)
-        shown.add(min(cached.block_bytes, info.size_bytes - number * cached.block_bytes))
-        return counts
-
-    counts = list(threads.map(counted_block, range(cached.block_count)))
-    return sum(fetched for fetched, _ in counts), sum(refused for _, refused in counts)
+    counts, left, changed_s = [], list(range(cached.block_count)), _clock()
+    while True:
+        done = list(threads.map(block, left))
+        counts += [one for one in done if one is not None]
+        if any(done):
+            changed_s = _clock()
+        left = [number for number, one in zip(left, done, strict=True) if one is None]
+        if not left or _clock() - changed_s >= _STALL_TIMEOUT_S:
+            break
+        _sleep(_LOOKS_AGAIN_S)  # a lock of another process ends without an event
+    return Fetched(
+        sum(one.fetched_bytes for one in counts),
+        sum(one.refused_bytes for one in counts),
+        sum(map(length_of, left)),
+    )
 
 
 def _read_range(store: Store, key: str, info: ObjectInfo, begin: int, length: int) -> bytes:
     """Return bytes of the version that ``info`` has."""
+    wanted = {"Range": f"bytes={begin}-{begin + length - 1}", "Accept-Encoding": "identity"}
+    first = transport.Request("GET", store.address(key), wanted, b"", info.url)
 
     def with_access(request: transport.Request) -> transport.Request:
         access = store.access(key)  # at each attempt: it may have expired
-        return transport.Request("GET", access.url, {**access.headers, **request.headers}, b"", info.url)
+        url = access.url if request is first else request.url
+        if not web_urls.have_one_origin(url, access.url):  # a redirect leads to any host
+            return request
+        return replace(request, url=url, headers={**access.headers, **request.headers})
 
-    wanted = {"Range": f"bytes={begin}-{begin + length - 1}", "Accept-Encoding": "identity"}
-    request = transport.Request("GET", info.url, wanted, b"", info.url)
     response = transport.send(
-        request,
+        first,
         with_access,
+        accept=(416,),
+        moved=web_urls.redirected,
         renew=lambda: store.doubt_secret(0.0),
-        most_bytes=length,
+        most_bytes=length + 1,  # so that a longer body is seen as such
         may_be_cut=True,
     )
-    tag = response.headers.get("etag") or response.headers.get("last-modified", "")
-    if engine.object_version(tag) != info.version:
-        raise CorruptData(
-            f"{info.url}, offset {begin}, length {length}: the object was replaced meanwhile. Fetch it again.",
-            info.url,
-            begin,
-            length,
-        )
-    if response.status == 200:  # the server has no ranges and sends the whole object
-        is_right = begin == 0 and len(response.body) == length
-    else:
-        is_right = response.headers.get("content-range", "").startswith(f"bytes {begin}-{begin + length - 1}/")
-    if not is_right or len(response.body) != length:
-        raise IoError(
-            errno.EIO,
-            f"{info.url}, offset {begin}, length {length}: the server sent another range. Check endpoint_url and "
-            "proxies.",
-            info.url,
-            begin,
-            length,
-        )
+    if error := _wrong_answer(response, info, begin, length):
+        raise error
     return response.body
+
+
+def _wrong_answer(response: transport.Response, info: ObjectInfo, begin: int, length: int) -> Exception | None:
+    """Return what is wrong with a range, as csrc/backend/range_verdict.cpp judges it."""
+    shown = shown_url(info.url)
+    place = f"{shown}, offset {begin}, length {length}"
+
+    def replaced(how: str) -> CorruptData:
+        return CorruptData(f"{place}: the object was replaced meanwhile ({how}). Fetch it again.", shown, begin, length)
+
+    def wrong(sent: str) -> IoError:
+        message = f"{place}: the server sent {sent}. Check endpoint_url and proxies."
+        return IoError(errno.EIO, message, shown, begin, length)
+
+    if response.status == 416:
+        return replaced("it is shorter now")
+    part, said = response.content_range, response.headers.get("content-range", "")
+    if said and part is None:
+        return wrong(f'the range "{shown_text(said, _MOST_QUOTED)}"')
+    if part and part.total not in (None, info.size_bytes):
+        return replaced(f"{info.size_bytes} bytes then, {part.total} now")
+    if part and (part.first, part.last) != (begin, begin + length - 1):
+        return wrong(f"the bytes {part.first} to {part.last} instead, the last one included")
+    if part is None and response.status != 206 and length != info.size_bytes:
+        return wrong("the whole object: it does not serve ranges")
+    tag = response.headers.get("etag") or response.headers.get("last-modified", "")
+    if tag and engine.object_version(tag) != info.version:
+        return replaced(f"its tag is {shown_text(tag, _MOST_QUOTED)} now")
+    if len(response.body) > length:
+        return wrong(f"more than {length} bytes")
+    if len(response.body) < length:
+        return wrong(f"{len(response.body)} bytes instead of {length}")
+    return None

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import random
+import re
 import socket
 import ssl
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 from urllib.parse import parse_qsl, quote, urlsplit
 
 from gdsdata.errors import IoError
@@ -49,6 +52,9 @@ _EXPIRED_CODES = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired
 # Shorter words of a signature are no secrets, and may be words of any message.
 _LEAST_HIDDEN = 8
 
+# As csrc/backend/http_head.cpp parses it.
+_CONTENT_RANGE = re.compile(r"bytes +(\d{1,18})-(\d{1,18})/(\d{1,18}|\*)", re.ASCII | re.IGNORECASE)
+
 _clock = time.monotonic
 _sleep = time.sleep
 _draw = random.uniform
@@ -70,6 +76,14 @@ class Request:
     subject: str = ""
 
 
+class ContentRange(NamedTuple):
+    """The bytes of an object that a response has: ``last`` is one of them. No ``total`` is None."""
+
+    first: int
+    last: int
+    total: int | None
+
+
 @dataclass(frozen=True)
 class Response:
     """An answer.
@@ -85,6 +99,12 @@ class Response:
     body: bytes = field(default=b"", repr=False)
     attempts: int = 1
     hidden: Collection[str] = field(default=(), repr=False)
+
+    @property
+    def content_range(self) -> ContentRange | None:
+        """The bytes that Content-Range names, or None: it is missing, or names none."""
+        said = _CONTENT_RANGE.fullmatch(self.headers.get("content-range", "").strip())
+        return ContentRange(int(said[1]), int(said[2]), None if said[3] == "*" else int(said[3])) if said else None
 
 
 def unsigned(request: Request) -> Request:
@@ -133,7 +153,7 @@ def send(
             response = _once(request, sent, min(max(left, 0.1), _attempt_s(sent)), most_bytes, attempts)
         except OSError as caught:
             error = caught
-            wait_s, is_retried = 0.0, not isinstance(caught, ssl.SSLCertVerificationError)
+            wait_s, is_retried = 0.0, not _is_final(caught)
             was_reached = was_reached or not isinstance(caught, (socket.gaierror, ConnectionRefusedError))
             limit_s = deadline_s if was_reached else min(deadline_s, _UNREACHED_S)
         else:
@@ -206,6 +226,11 @@ def _added_by_signing(request: Request, sent: Request) -> list[str]:
         added = set(parse_qsl(query)) - set(parse_qsl(unsigned_query))
         words.update(form for _, value in added for form in (value, quote(value, safe="")))
     return sorted((word for word in words if len(word) >= _LEAST_HIDDEN), key=len, reverse=True)
+
+
+def _is_final(error: OSError) -> bool:
+    """Return whether another attempt would fail alike: a bad certificate, or a malformed URL."""
+    return isinstance(error, ssl.SSLCertVerificationError) or error.errno == errno.EINVAL
 
 
 def _is_move(response: Response) -> bool:

@@ -154,7 +154,8 @@ def listing(content: Content, bucket: str, request: Request) -> Response:
     prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
     most = min(int(query.get("max-keys", MOST_KEYS)), MOST_KEYS)
     behind = query.get("continuation-token") or query.get("start-after") or query.get("marker", "")
-    named = urllib.parse.quote if query.get("encoding-type") == "url" else escape
+    encoding = "<EncodingType>url</EncodingType>" if query.get("encoding-type") == "url" else ""
+    named = urllib.parse.quote if encoding else escape
     entries: list[str] = []
     last, folders = "", set()
     more = False
@@ -174,7 +175,7 @@ def listing(content: Content, bucket: str, request: Request) -> Response:
             entries.append(f"<Contents>{described(named(name), found)}</Contents>")
         last = entry
     then = f"<NextContinuationToken>{escape(last)}</NextContinuationToken>" if more else ""
-    head = f"<Name>{bucket}</Name><Prefix>{named(prefix)}</Prefix><KeyCount>{len(entries)}</KeyCount>"
+    head = f"<Name>{bucket}</Name><Prefix>{named(prefix)}</Prefix><KeyCount>{len(entries)}</KeyCount>{encoding}"
     cut = f"<IsTruncated>{str(more).lower()}</IsTruncated>"
     return xml("ListBucketResult", f"{head}<MaxKeys>{most}</MaxKeys>{cut}{then}{''.join(entries)}")
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import errno
-import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NoReturn
-from urllib.parse import quote, unquote, urljoin, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from gdsdata.errors import CorruptData, IoError
-from gdsdata.storage import credentials, listing, transport
+from gdsdata.storage import credentials, listing, transport, web_urls
 from gdsdata.storage.failures import shown_url
 from gdsdata.storage.options import check_options
 from gdsdata.storage.secret import Anonymous, NotPickled, Secret, Token
@@ -21,7 +20,6 @@ from gdsdata.storage.transport import Request, Response
 
 OPTIONS: dict[str, type | tuple[type, ...]] = {"headers": Mapping, "credentials": object}
 _HEADS_AT_ONCE = 256
-_TOTAL = re.compile(r"bytes \d+-\d+/(\d{1,18})")
 
 
 def make(bucket: str, scheme: str, options: Mapping[str, Any]) -> WebStore:
@@ -85,7 +83,9 @@ class WebStore(NotPickled):
         """Return what requests for the object need."""
         secret = self.secret()
         headers = {**self._headers, **_token(secret)}
-        return Access(_encoded(self._url + key), headers, max(1.0, min(MOST_ACCESS_S, secret.expires_at - time.time())))
+        return Access(
+            web_urls.encoded(self._url + key), headers, max(1.0, min(MOST_ACCESS_S, secret.expires_at - time.time()))
+        )
 
     def doubt_secret(self, age_s: float) -> None:
         """Renew the token, if there is one: see `Store.doubt_secret`."""
@@ -94,7 +94,7 @@ class WebStore(NotPickled):
 
     def address(self, key: str) -> str:
         """Return the URL of an object, without its query: that may be a signature."""
-        return _encoded(self._url + key).partition("?")[0]
+        return web_urls.without_query(web_urls.encoded(self._url + key))
 
     def secret(self) -> Secret:
         """Return the token that requests have, if they have one."""
@@ -120,24 +120,24 @@ class WebStore(NotPickled):
         # URLs that are signed for GET, and some servers, refuse HEAD.
         request = self._request("GET", url)
         response = self._send(replace(request, headers={**request.headers, "range": "bytes=0-0"}), accept=(416,))
-        total = _TOTAL.fullmatch(response.headers.get("content-range", ""))
-        if response.status == 206 and total:
-            response = replace(response, headers={**response.headers, "content-length": total[1]})
+        part = response.content_range
+        if response.status == 206 and part and part.total is not None:
+            response = replace(response, headers={**response.headers, "content-length": str(part.total)})
         elif response.status == 416:  # an empty object
-            if response.headers.get("content-range", "").strip() != "bytes */0":
+            if response.headers.get("content-range", "").strip().lower() != "bytes */0":
                 raise transport.refused(request, response)
             response = replace(response, headers={**response.headers, "content-length": "0"})
         return info_of(url, response)
 
     def _request(self, method: str, url: str) -> Request:
-        return Request(method, _encoded(url), {}, b"", url)
+        return Request(method, web_urls.encoded(url), {}, b"", url)
 
     def _send(self, request: Request, accept: Iterable[int] = ()) -> Response:
         return transport.send(
             request,
             self._sign,
             accept=tuple(accept),
-            moved=_moved,
+            moved=web_urls.redirected,
             renew=self._secrets.distrust if self._secrets else None,
             may_be_cut="range" in request.headers,
         )
@@ -156,26 +156,6 @@ class WebStore(NotPickled):
 
 def _token(secret: Secret) -> dict[str, str]:
     return {"authorization": f"Bearer {secret.token}"} if isinstance(secret, Token) else {}
-
-
-def _encoded(url: str) -> str:
-    return quote(url.partition("#")[0], safe="%/:?&=+,;@!$'()*[]~")
-
-
-def _moved(request: Request, response: Response) -> Request | None:
-    """Follow a redirect, but never from https to http."""
-    if response.status not in (301, 302, 303, 307, 308) or "location" not in response.headers:
-        return None
-    try:
-        target = urljoin(request.url, response.headers["location"])
-        is_http = urlsplit(target).scheme in ("http", "https")
-    except ValueError:  # such as http://[
-        return None
-    if not is_http:
-        return None
-    if request.url.startswith("https://") and not target.startswith("https://"):
-        return None
-    return replace(request, url=_encoded(target))
 
 
 def _is_web_url(name: str) -> bool:
