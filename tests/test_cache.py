@@ -242,7 +242,7 @@ def test_a_url_means_what_it_means_for_a_data_set(folder, server, capsys, source
 def test_a_path_is_no_url_to_fetch(folder, tmp_path, capsys):
     (tmp_path / "a.bin").write_bytes(b"x")
     assert program.main([folder, "--prefetch", str(tmp_path / "a.bin"), "--cache-bytes", "100MiB"]) == 1
-    assert "a.bin' is no URL that gdsdata reads" in capsys.readouterr().err
+    assert "a.bin' is a local file, which no cache keeps" in capsys.readouterr().err
 
 
 def test_a_fetch_counts_the_bytes_of_each_object_for_its_progress_bar(folder, content, server, monkeypatch):

@@ -18,6 +18,7 @@ from gdsdata.storage.cache import Cache
 from gdsdata.storage.failures import shown_text, shown_url
 from gdsdata.storage.store import ObjectInfo, Store
 from gdsdata.storage.stores import store_of
+from gdsdata.storage.urls import is_remote
 
 _REQUESTS = 16  # in flight
 _LOOKS_AGAIN_S = 0.05
@@ -58,6 +59,8 @@ def fetch(urls: Sequence[str], cache: Cache, progress: Callable[[ObjectInfo, Fet
         CorruptData: an object was replaced in the meantime.
         ValueError: one of them is no URL.
     """
+    if local := [url for url in urls if not is_remote(url)]:
+        raise ValueError(f"'{local[0]}' is a local file, which no cache keeps: give the URL of objects")
     complete = True
     known = objects.identities(urls)
     with ThreadPoolExecutor(_REQUESTS) as threads:
