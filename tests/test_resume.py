@@ -110,6 +110,33 @@ def test_set_epoch_twice_around_the_end_of_an_older_iterator(folder):
     assert dataset.state_dict()["epoch"] == 3
 
 
+def test_set_epoch_of_an_iterator_that_has_just_begun_changes_nothing(folder):
+    dataset = read(folder)
+    batches = iter(dataset)
+    dataset.set_epoch(0)
+    next(batches)
+    assert dataset.state_dict()["batches"] == 1
+    assert_same_batches(arrays(dataset), epochs_of(read(folder), 1))
+
+
+@pytest.mark.parametrize("kind", ["data set", "mix"])
+def test_an_epoch_that_was_set_holds_if_an_older_iterator_goes_on(folder, kind):
+    make = read if kind == "data set" else mixed
+    dataset = make(folder)
+    older = iter(dataset)
+    next(older)
+    dataset.set_epoch(5)
+    for _ in older:
+        pass
+    assert (dataset.state_dict()["epoch"], dataset.state_dict()["batches"]) == (5, 0)
+    dataset = make(folder)
+    older = iter(dataset)
+    taken(older, 2)
+    dataset.set_epoch(0)
+    next(older)
+    assert_same_batches(arrays(dataset), epochs_of(make(folder), 1))
+
+
 def test_a_state_is_kept_when_the_loop_is_left(folder):
     dataset = read(folder)
     for done, _ in enumerate(dataset, 1):

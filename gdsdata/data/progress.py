@@ -128,8 +128,11 @@ class Progress:
         """Have the next iterator begin this epoch.
 
         It begins at the place that was loaded, or is to be continued, if that is in this epoch;
-        else at the epoch's beginning.
+        else at the epoch's beginning. Then iterators that began before move nothing any more.
         """
+        newest = self._newest
+        if newest is not None and self._position == (epoch, 0, newest.workers):
+            return  # loaders of accelerate call this between `iter` and the first `next`
         is_kept = self._set_in is not None or self._on_break == "continue"
         place = self._position if is_kept else None
         if place is None or not place.epoch == self.epoch == epoch:
@@ -140,7 +143,7 @@ class Progress:
         self._set(_BATCHES, 0)
         if get_worker_info() is None:
             self._rows()[_NOTES, _IS_IN_WORKERS] = False
-        self._position, self._set_in, self._loaded_step = position, os.getpid(), None
+        self._position, self._set_in, self._loaded_step, self._newest = position, os.getpid(), None, None
 
     def state(self) -> dict[str, int]:
         """Return the state that `load` takes.
@@ -177,7 +180,7 @@ class Progress:
         if position.workers <= 1 and position.batches >= epoch_batches:  # states had this form at an epoch's end
             position = _Position(position.epoch + 1, 0, position.workers)
         self._move_to(position)
-        self._loaded_step, self._newest = step, None
+        self._loaded_step = step
 
     def begin(self, epoch_batches: int, step: int | list[int]) -> Begun:
         """Begin an iterator, which is the newest from now on.
