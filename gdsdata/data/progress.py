@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from gdsdata import torch_private
+from gdsdata.data.whole_numbers import shown, whole_number
 
 _MOST_WORKERS = 1024
 # A DataLoader's workers share these rows with the process that began them. The first two have a
@@ -24,6 +25,22 @@ _MOST_WORKERS = 1024
 _EPOCHS, _BATCHES, _NOTES = range(3)
 _IS_IN_WORKERS, _HAS_WARNED = range(2)
 _ON_BREAK = ("restart", "continue")
+_LARGEST_EPOCH = 2**62  # so that the rows have place for the next one
+
+
+def checked_epoch(epoch: int, largest: int = _LARGEST_EPOCH) -> int:
+    """Return the epoch of ``set_epoch`` as a plain int.
+
+    Raises:
+        ValueError: it is no whole number from 0 to ``largest``.
+    """
+    try:
+        number = whole_number("epoch", epoch)
+    except TypeError:
+        number = -1
+    if not 0 <= number <= largest:
+        raise ValueError(f"epoch={shown(epoch)} is not a whole number in 0 to {largest}")
+    return number
 
 
 class Begun:

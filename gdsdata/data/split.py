@@ -6,7 +6,7 @@ import math
 import re
 from typing import Any, NamedTuple
 
-from gdsdata.data.arguments import shown
+from gdsdata.data.whole_numbers import shown
 from gdsdata.formats.index import SampleIndex
 
 _SLICE = re.compile(r"(.+)\[(.*)\]", re.DOTALL)

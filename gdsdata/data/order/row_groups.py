@@ -24,6 +24,7 @@ import numpy as np
 
 from gdsdata.data.order.lanes import lane_places
 from gdsdata.data.order.permutation import Permutation, epoch_key, mix, mixed, permuted
+from gdsdata.data.whole_numbers import whole_number
 
 _MOST_LANES = 8
 _MOST_GROUPS_A_WINDOW = 16
@@ -49,6 +50,7 @@ class RowGroups:
         window_rows: M, rows of a lane that are mixed with each other.
 
     Raises:
+        TypeError: one of them is no whole number.
         ValueError: one of them is out of range.
     """
 
@@ -57,6 +59,7 @@ class RowGroups:
 
     def __post_init__(self) -> None:
         for name in ("lanes", "window_rows"):
+            object.__setattr__(self, name, whole_number(name, getattr(self, name)))
             if not 1 <= getattr(self, name) <= _LARGEST_WINDOW_ROWS:
                 raise ValueError(f"{self}: {name} must be in 1 .. {_LARGEST_WINDOW_ROWS}")
 
