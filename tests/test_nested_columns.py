@@ -351,6 +351,16 @@ class TestNulls:
         assert eval(repr(kind(fill_null={"x": 1})), {kind.__name__: kind}) == kind(fill_null={"x": 1})
 
 
+def test_columns_that_are_wanted_bring_members_of_structs_alone(tmp_path, suffix):
+    table = pa.table({"a": [1, 2], "a.b": [3, 4], "s": [{"m": 5}, {"m": 6}], "s.x": [7, 8]})
+    path = write(tmp_path / f"a{suffix}", table)
+    assert read(path, FORMATS[suffix](("a", "s"))) == {"a": [1, 2], "s.m": [5, 6]}
+    assert read(path, FORMATS[suffix](("s.x", "a.b"))) == {"s.x": [7, 8], "a.b": [3, 4]}
+    path = write(tmp_path / f"b{suffix}", pa.table({"s": [{"m": 5}], "s.m": [6]}))
+    with pytest.raises(ValueError, match="two columns 's.m'"):
+        read(path, FORMATS[suffix](("s",)))
+
+
 def test_only_buffers_of_wanted_columns_are_read(tmp_path):
     table = pa.table({"big": [b"x" * 10**5] * 9, "flag": [True] * 9})
     path = write(tmp_path / "a.arrow", table)

@@ -6,9 +6,10 @@ Source of the types: https://arrow.apache.org/docs/format/Columnar.html.
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -231,13 +232,16 @@ def _columns_of(
     schema: pyarrow.Schema, wanted: Sequence[str] | None, path: str, fill_null: FillNull
 ) -> tuple[Column, ...]:
     found: dict[str, tuple[pyarrow.Field, tuple[int, ...]]] = {}
-    for name, member, places in _flattened(schema, (), ()):
-        if name in found and (wanted is None or name in wanted):
+    called: dict[str, set[str]] = {}  # the names that each is wanted by: its own, and those of the structs around it
+    for names_to_it, member, places in _flattened(schema, (), ()):
+        *around, name = itertools.accumulate(names_to_it, "{}.{}".format)
+        called[name] = {name, *around} | called.get(name, set())
+        if name in found and (wanted is None or not called[name].isdisjoint(wanted)):
             raise ValueError(f"{path} has two columns {name!r}: leave them out (columns=), or rename one")
         found[name] = member, places
     if not found:
         raise ValueError(f"{path} has no columns")
-    names = tuple(found) if wanted is None else _expanded(wanted, tuple(found), path)
+    names = tuple(found) if wanted is None else _expanded(wanted, called, path)
     columns = []
     for name in names:
         member, places = found[name]
@@ -282,8 +286,8 @@ def _has_value(dtype: np.dtype, value: float) -> bool:
 
 def _flattened(
     fields: Sequence[pyarrow.Field], names: tuple[str, ...], places: tuple[int, ...]
-) -> Iterator[tuple[str, pyarrow.Field, tuple[int, ...]]]:
-    """Yield name, field and places of all columns; a struct is its members."""
+) -> Iterator[tuple[tuple[str, ...], pyarrow.Field, tuple[int, ...]]]:
+    """Yield names, field and places of all columns; a struct is its members."""
     is_struct = arrow_module("pyarrow.types").is_struct
     for place, field in enumerate(fields):
         here = (*names, field.name), (*places, place)
@@ -291,16 +295,16 @@ def _flattened(
         if is_struct(stored):
             yield from _flattened([stored.field(i) for i in range(stored.num_fields)], *here)
         else:
-            yield ".".join(here[0]), field, here[1]
+            yield here[0], field, here[1]
 
 
-def _expanded(wanted: Sequence[str], names: tuple[str, ...], path: str) -> tuple[str, ...]:
+def _expanded(wanted: Sequence[str], called: Mapping[str, Collection[str]], path: str) -> tuple[str, ...]:
     """Return ``wanted`` with the names of all members in the place of a struct's name."""
     expanded: dict[str, None] = {}
     for name in wanted:
-        members = [other for other in names if other == name or other.startswith(f"{name}.")]
+        members = [other for other, names in called.items() if name in names]
         if not members:
-            raise ValueError(f"{path} has no column {name!r}: it has {', '.join(map(repr, names))}")
+            raise ValueError(f"{path} has no column {name!r}: it has {', '.join(map(repr, called))}")
         expanded.update(dict.fromkeys(members))
     return tuple(expanded)
 
