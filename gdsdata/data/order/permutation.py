@@ -205,7 +205,7 @@ class Order:
 
     @property
     def largest_batch(self) -> int:
-        """Samples in this rank's largest batch: fewer than ``batch_size`` if there is no whole step."""
+        """Samples in this rank's largest batch: less than B if there is no whole step."""
         return self._batch_size if self._whole_steps else self._last_size
 
     def plan(self, epoch: int, first_batch: int, batches: int, step: int = 1) -> tuple[np.ndarray, np.ndarray]:
