@@ -301,6 +301,20 @@ def test_a_state_of_another_version_is_refused_in_words(folder):
             read(folder).load_state_dict(state)
 
 
+@pytest.mark.parametrize("kind", ["data set", "mix"])
+@pytest.mark.parametrize("name", ["epoch", "batches", "workers"])
+def test_a_state_whose_numbers_cannot_be_is_refused_in_words(folder, kind, name):
+    dataset = read(folder) if kind == "data set" else mixed(folder)
+    state = dataset.state_dict()
+    for value in (-1, "1", 1.5, None, True, 2**63):
+        with pytest.raises(ValueError, match=rf"the state's '{name}' is {value!r}, and should be a whole number"):
+            dataset.load_state_dict({**state, name: value})
+    del state[name]
+    with pytest.raises(ValueError, match=rf"the state's '{name}' is missing"):
+        dataset.load_state_dict(state)
+    assert dataset.state_dict()[name] == 0
+
+
 # ----------------------------------------------------------------------------------------------- torch's DataLoader
 
 # Worker processes are forked from new processes, because pytest's has threads.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gdsdata.data.groups import Fields, Reading, Sharding
+from gdsdata.data.progress import position_in
 from gdsdata.data.ranks import peers_in
 from gdsdata.data.whole_numbers import shown, whole_number
 from gdsdata.formats.catalog import FORMATS
@@ -205,10 +206,11 @@ def checked_state(state: object) -> Mapping[str, Any]:
 
     Raises:
         TypeError: it is no dict.
-        ValueError: it is no state, or of a newer version.
+        ValueError: it is no state, or of a newer version, or says no position.
     """
     if not isinstance(state, Mapping):
         raise TypeError(f"a state is a dict that state_dict() returned, and this is a {type(state).__name__}")
     if state.get("version") != 1:
         raise ValueError(f"this is no state of a GDSDataset that this version knows: {state!r}")
+    position_in(state)
     return {"uneven": "drop", **state}

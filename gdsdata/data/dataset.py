@@ -290,7 +290,7 @@ class GDSDataset(BatchDataset):
         Raises:
             TypeError: it is no dict.
             ValueError: the state is of other data, another order, or another product of batch and
-                world size.
+                world size, or one of its numbers cannot be.
         """
         checked = arguments.checked_state(state)
         self._samples.take_order_of(checked)

@@ -16,7 +16,7 @@ from gdsdata.data.batch_dataset import BatchDataset
 from gdsdata.data.dataset import GDSDataset
 from gdsdata.data.loaders import refuse_second_share, refuse_spinning, warn_of_stacking
 from gdsdata.data.order.permutation import as_array
-from gdsdata.data.progress import Begun, Progress, checked_epoch
+from gdsdata.data.progress import Begun, Progress, checked_epoch, position_in
 from gdsdata.data.ranks import EpochRanks, Ranks, Share
 from gdsdata.data.whole_numbers import whole_number
 
@@ -259,7 +259,7 @@ class Mix(BatchDataset):
         Raises:
             TypeError: it is no dict.
             ValueError: the state is of other sources, or the same in another order, or of other
-                weights or ends.
+                weights or ends, or one of its numbers cannot be.
         """
         if not isinstance(state, Mapping):
             raise TypeError(f"a state is a dict that state_dict() returned, and this is a {type(state).__name__}")
@@ -267,6 +267,7 @@ class Mix(BatchDataset):
             raise ValueError(f"this is no state of a Mix that this version knows: {state!r}")
         if len(state["sources"]) != len(self.sources):
             raise ValueError(f"the state is of {len(state['sources'])} sources, and there are {len(self.sources)}")
+        position_in(state)
         before = self._share
         of_state = self.sources[0].ranks.of_state(state["sources"][0], self.sources[0].batch_size)
         try:

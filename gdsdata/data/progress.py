@@ -68,6 +68,28 @@ class _Position(NamedTuple):
     workers: int
 
 
+def position_in(state: Mapping[str, Any]) -> _Position:
+    """Return the position that a state of a data set or a mix says.
+
+    Raises:
+        ValueError: one of its numbers is missing, or cannot be.
+    """
+    numbers = []
+    for name in _Position._fields:
+        try:
+            number = whole_number(name, state.get(name))
+        except TypeError:
+            number = -1
+        if not 0 <= number <= _LARGEST_EPOCH:
+            said = f"is {shown(state[name])}" if name in state else "is missing"
+            raise ValueError(
+                f"the state's {name!r} {said}, and should be a whole number in 0 to {_LARGEST_EPOCH}: load a state as "
+                "state_dict() returned it"
+            )
+        numbers.append(number)
+    return _Position(*numbers)
+
+
 class Progress:
     """Epoch and batches of a data set's newest iterator; the others move nothing.
 
@@ -192,8 +214,11 @@ class Progress:
             epoch_batches: how many an epoch has.
             step: samples of a step, with which the batches were counted; of several sources, for
                 each.
+
+        Raises:
+            ValueError: as `position_in`.
         """
-        position = _Position(state["epoch"], state["batches"], state["workers"])
+        position = position_in(state)
         if position.workers <= 1 and position.batches >= epoch_batches:  # states had this form at an epoch's end
             position = _Position(position.epoch + 1, 0, position.workers)
         self._move_to(position)
