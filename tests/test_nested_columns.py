@@ -362,8 +362,9 @@ class TestNulls:
         kind = FORMATS[suffix]
         with pytest.raises(ValueError, match="fill_null has -100 for column 'x', which uint8 has no value for"):
             kind(fill_null={"x": -100}).index([str(path)])
-        with pytest.raises(ValueError, match="column 'x' has nulls"):
-            read(path, kind(fill_null=-100))
+        for value in (-100, 0.5):
+            with pytest.raises(ValueError, match=f"column 'x' has nulls, and fill_null={value} is no value of uint8: "):
+                read(path, kind(fill_null=value))
         assert read(path, kind(("y",), fill_null=-100)) == {"y": [1, 2]}
         with pytest.raises(ValueError, match="no column 'z', which fill_null names"):
             kind(fill_null={"z": 0}).index([str(path)])

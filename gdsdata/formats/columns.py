@@ -38,11 +38,13 @@ class Column(NamedTuple):
             in ``image.bytes``.
         places: of the column in its schema, then of the member in each struct.
         fill: takes the place of nulls among its numbers; None: they are an error.
+        unfit: was meant to take their place in all columns, and is no value of this one.
     """
 
     field: Field
     places: tuple[int, ...]
     fill: float | None = None
+    unfit: float | None = None
 
 
 def arrow_module(name: str = "pyarrow") -> ModuleType:
@@ -251,7 +253,7 @@ def _columns_of(
                 f"{path}: column {name!r} is of the type {member.type}, which has no form in a batch: cast it, "
                 f"or leave it out, as with columns={tuple(other for other in names if other != name)}"
             )
-        columns.append(Column(field, places, _fill_of(field, fill_null, path)))
+        columns.append(_filled(Column(field, places), fill_null, path))
     unknown = [name for name, _ in fill_null if name not in names] if isinstance(fill_null, tuple) else []
     if unknown:
         raise ValueError(
@@ -260,18 +262,19 @@ def _columns_of(
     return tuple(columns)
 
 
-def _fill_of(field: Field, fill_null: FillNull, path: str) -> float | None:
-    """Return what takes the place of nulls in a column; None: nulls are an error.
+def _filled(column: Column, fill_null: FillNull, path: str) -> Column:
+    """Return a column with what takes the place of its nulls.
 
     Raises:
         ValueError: the column is named, and its dtype has no such value.
     """
+    field = column.field
     is_named = isinstance(fill_null, (tuple, Mapping))
     value = dict(fill_null).get(field.name) if isinstance(fill_null, (tuple, Mapping)) else fill_null
     if value is None or field.dtype is None or _has_value(field.dtype, value):
-        return value
-    if not is_named:
-        return None  # it is meant for other columns
+        return column._replace(fill=value)
+    if not is_named:  # it is meant for other columns, if this one has no nulls
+        return column._replace(unfit=value)
     raise ValueError(f"{path}: fill_null has {value!r} for column {field.name!r}, which {field.dtype} has no value for")
 
 
@@ -314,8 +317,14 @@ def value_bytes(field: Field) -> int:
     return field.element_dtype.itemsize * math.prod(field.shape or ())
 
 
-def nulls_among_numbers(path: str, name: str) -> ValueError:
+def nulls_among_numbers(path: str, column: Column) -> ValueError:
     """Return the error for nulls among values of one size, or in lists."""
+    name = column.field.name
+    if column.unfit is not None:
+        return ValueError(
+            f"{path}: column {name!r} has nulls, and fill_null={column.unfit!r} is no value of {column.field.dtype}: "
+            f"pass one that is, as in fill_null={{{name!r}: 0}}, or leave the column out (columns=)"
+        )
     return ValueError(
         f"{path}: column {name!r} has nulls, which a tensor has no value for: say what takes their place, as in "
         f"fill_null=0 or fill_null={{{name!r}: -100}}, an argument of gdsdata.formats.Arrow, Parquet and LitData, or "
