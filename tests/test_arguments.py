@@ -1,6 +1,8 @@
 """A data set refuses wrong arguments, uses that cannot work, and objects that cannot be sent."""
 
 import functools
+import io
+import json
 import pickle
 import time
 import warnings
@@ -14,6 +16,7 @@ from torch.utils.data import DataLoader, Subset, random_split
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from gdsdata import EngineOptions, Fields, GDSDataset, Mix, Reading, Sharding, formats
+from gdsdata.data.order.lanes import Lanes
 from gdsdata.formats import Records
 from gdsdata.formats.extents import Extents
 from gdsdata.formats.fields import Field, FieldIndex
@@ -53,6 +56,8 @@ def as_it_is(batch):
         (dict(batch_size=True), "batch_size=True must be a whole number"),
         (dict(seed=None), "seed=None must be a whole number"),
         (dict(prefetch=2.0), "prefetch=2.0 must be a whole number"),
+        (dict(drop_last="no"), "drop_last='no' must be True or False"),
+        (dict(rank=0.5, world_size=2), "rank=0.5 must be a whole number"),
         (dict(transform="resize"), "transform='resize' must be a function"),
         (dict(collate=3), "collate=3 must be a function"),
         (dict(decode="image"), 'decode=\'image\' must be a dict by the names of fields, as in {"jpg": "image"}'),
@@ -126,6 +131,27 @@ def test_an_unknown_argument_is_refused(file):
 
 def test_numbers_of_numpy_are_numbers(file):
     assert len(read(file, batch_size=np.int32(8), seed=np.int64(3), prefetch=np.uint8(2))) == 5
+
+
+def test_a_state_has_plain_numbers_if_arguments_are_of_numpy(file):
+    given = dict(rank=np.int64(0), world_size=np.int64(2), drop_last=np.bool_(True), batch_size=np.int64(4))
+    lanes = Lanes(np.int64(4), np.int64(16), np.int64(1))
+    source = read(file, shuffle=lanes, seed=np.int64(1), **given)
+    for dataset in (source, Mix([source], stop=np.int64(10))):
+        dataset.set_epoch(np.int64(1))
+        state = dataset.state_dict()
+        assert json.loads(json.dumps(state)) == state and state["epoch"] == 1
+        kept = io.BytesIO()
+        torch.save(state, kept)
+        kept.seek(0)
+        assert torch.load(kept, weights_only=True) == state
+
+
+@pytest.mark.parametrize("epoch", [1.5, -1, 2**63, "1", None])
+def test_an_epoch_that_is_no_number_of_one_is_refused(file, epoch):
+    for dataset in (read(file), Mix([read(file)])):
+        with pytest.raises(ValueError, match=rf"epoch={epoch!r} is not a whole number in 0 to \d+"):
+            dataset.set_epoch(epoch)
 
 
 @pytest.mark.parametrize("state", [None, [], "epoch", 3])

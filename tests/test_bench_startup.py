@@ -275,7 +275,7 @@ NEEDED = {
     *("_engine", "errors", "lazy", "torch_private", "version", "observe", "observe.times"),
     *("data", "data.dataset", "data.batch_dataset", "data.arguments", "data.counts", "data.groups", "data.iteration"),
     *("progress_bars", "observe.counted", "io.conversions", "io.at_fork", "storage.regular"),
-    *("data.indexing", "data.loaders", "data.progress", "data.ranks", "data.samples"),
+    *("data.indexing", "data.loaders", "data.progress", "data.ranks", "data.samples", "data.whole_numbers"),
     *("data.split", "data.batches", "data.batches.reader", "data.batches.ring", "data.batches.settings"),
     "formats.sample",
     *("data.batches.source", "data.order", "data.order.choice", "data.order.epoch", "data.order.permutation"),

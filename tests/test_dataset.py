@@ -5,6 +5,7 @@ import gc
 import glob
 import mmap
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -449,6 +450,18 @@ def test_len_is_the_number_of_batches_and_the_last_one_is_smaller(tmp_path, reco
     dataset = read(tmp_path, batch_size=8)
     sizes = [len(batch) for batch in dataset]
     assert sizes == [8] * 12 + [7] and len(dataset) == 13
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("batch_size", [10**9, 2**40, 2**62])
+def test_a_batch_far_larger_than_all_samples_takes_memory_for_these_alone(tmp_path, records, batch_size, shuffle):
+    from_file = [*read(tmp_path, batch_size=len(records), shuffle=shuffle)]
+    dataset = read(tmp_path, batch_size=batch_size, shuffle=shuffle)
+    assert dataset.stats()["ring_bytes"] < 2**20
+    assert_same_batches(arrays(dataset), arrays(from_file))
+    assert len(dataset) == 1 and dataset.state_dict()["samples_per_step"] == batch_size
+    with pytest.raises(ValueError, match=r"have at most 2\*\*62 samples together"):
+        read(tmp_path, batch_size=sys.maxsize)
 
 
 def test_drop_last_leaves_the_smaller_batch_out(tmp_path, records):

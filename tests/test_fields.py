@@ -293,6 +293,19 @@ def test_what_cannot_be_decoded_is_named_with_its_place(tmp_path, contents, deco
     assert (raised.value.offset, raised.value.length) == (len(contents[0]), len(contents[1]))
 
 
+def test_a_field_that_a_sample_lacks_is_said_to_be_missing(tmp_path):
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for name in ("a.cls", "a.txt", "b.txt"):
+            member = tarfile.TarInfo(name)
+            member.size = 1
+            tar.addfile(member, io.BytesIO(b"1"))
+    found = GDSDataset(tmp_path / "a.tar", 2, shuffle=False, device="cpu", fields=Fields(decode={"cls": "cls"}))
+    said = r"a.tar: the sample at offset 2560 has no field 'cls', .* Write the field, .*collate="
+    with pytest.raises(CorruptData, match=said) as raised:
+        next(iter(found))
+    assert (raised.value.offset, raised.value.length) == (2560, 0)
+
+
 def test_mistakes_in_decode_are_told_at_once(tmp_path):
     with pytest.raises(ValueError, match="decode='jpg'"):
         decoded(tmp_path, [b"1"], "jpg")

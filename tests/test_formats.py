@@ -136,6 +136,17 @@ class TestRecords:
         with pytest.raises(ValueError, match="at least one element|torch has no equivalent"):
             Records(*arguments)
 
+    def test_takes_dtypes_of_torch_and_a_number_as_a_shape(self):
+        for dtype, of_numpy in ((torch.float32, "f4"), (torch.bool, "?"), (torch.complex64, "c8")):
+            assert Records(dtype, 64) == Records(dtype, np.int64(64)) == Records(np.dtype(of_numpy), (64,))
+        with pytest.raises(ValueError, match="numpy has no equivalent of torch.bfloat16: name the stored bits"):
+            Records(torch.bfloat16, ())
+        with pytest.raises(TypeError, match="dtype='float99' is no dtype of numpy or torch"):
+            Records("float99", ())
+        for shape in ("ab", 1.5, (3, 0.5), None):
+            with pytest.raises(TypeError, match=r"shape=.* must be whole numbers, as in \(3, 224, 224\)"):
+                Records("f4", shape)
+
     def test_shows_its_arguments(self):
         assert repr(Records("f4", (3,))) == "Records(dtype='f4', shape=(3,), header_bytes=0)"
 
@@ -218,6 +229,13 @@ class TestTokens:
     def test_a_bare_file_that_ends_within_a_token_is_corrupt(self, tmp_path):
         with pytest.raises(CorruptData, match="behind 20 tokens of 2 bytes, 1 bytes are left at offset 40"):
             Tokens(seq_len=10).index([write(tmp_path / "a", bytes(41))])
+
+    def test_takes_dtypes_of_torch(self, tmp_path):
+        assert Tokens(torch.uint16) == Tokens(np.dtype("u2"))
+        assert len(Tokens(torch.uint32, seq_len=4).index([write(tmp_path / "a", bytes(40))])) == 2
+        for dtype in (torch.float32, torch.bfloat16):
+            with pytest.raises(ValueError, match="tokens are integers|numpy has no equivalent"):
+                Tokens(dtype)
 
     @pytest.mark.parametrize("arguments", [{"dtype": "f4"}, {"dtype": "bool"}, {"seq_len": 0}, {"stride": 0}])
     def test_refuses_arguments_that_make_no_windows(self, arguments):

@@ -129,6 +129,29 @@ print(len(found), [len(head) for head in found] == list(range(300)) and sizes[0]
 """
 
 
+@pytest.mark.parametrize(("limit", "data_sets"), [(64, 1), (128, 2)])
+def test_data_sets_of_many_files_are_made_with_few_descriptors(tmp_path, limit, data_sets):
+    """The files that an earlier data set keeps open hold descriptors too."""
+    code, out, error = run_script(FEW_DESCRIPTORS_OF_DATA_SETS, tmp_path, limit, data_sets, timeout_s=60)
+    assert (code, out, error) == (0, f"{[300] * data_sets}\n", "")
+
+
+FEW_DESCRIPTORS_OF_DATA_SETS = """
+import resource, sys
+import gdsdata
+folder, limit, data_sets = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+seen, kept = [], []
+for number in range(data_sets):
+    for i in range(300):
+        with open(f"{folder}/{number}-{i}", "wb") as file:
+            file.write(i.to_bytes(2, "little"))
+    kept.append(gdsdata.GDSDataset(f"{folder}/{number}-*", 8, gdsdata.formats.Records("<u2", ()), device="cpu"))
+    seen.append(len({int(one) for batch in kept[-1] for one in batch}))
+print(seen)
+"""
+
+
 def test_a_name_with_a_nul_is_an_error_that_names_it(paths):
     with pytest.raises(ValueError, match=r"'a\\x00b' contains a NUL"):
         heads.statuses_of([*paths, "a\0b"])

@@ -119,6 +119,12 @@ def test_refuses_an_empty_list():
         listing_of([])
 
 
+def test_refuses_an_empty_path():
+    for source in ("", ["a.bin", ""]):
+        with pytest.raises(ValueError, match="source has an empty path, ''"):
+            listing_of(source)
+
+
 def test_names_the_source_that_means_no_file(tmp_path):
     (tmp_path / "a.bin").touch()
     (tmp_path / "empty").mkdir()

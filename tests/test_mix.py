@@ -129,6 +129,7 @@ def test_a_number_of_batches_ends_the_epoch_and_the_next_goes_on_with_what_is_le
     blended = mix(folder, (1, 1, 2), stop=7)
     long = mix(folder, (1, 1, 2), stop=21)
     assert len(blended) == 7 and epochs(blended, 3) == taken(long)
+    assert len(mix(folder, (1, 1, 2), stop=np.int64(7))) == 7
 
 
 def test_set_epoch_begins_any_epoch(folder):

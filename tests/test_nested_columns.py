@@ -316,6 +316,16 @@ def test_dictionaries_may_stand_behind_plain_values(tmp_path):
     assert read(tmp_path) == {"x": [1, 2, 70, 80]}
 
 
+FILLED = {
+    "bytes": [[[97, 98, 99], [1, 1, 1]], [], [[120, 121, 122]]],
+    "one": [[[97], [1]], [], [[120]]],
+    "pairs": [[[1, 1]], [[1, 1], [3, 4]], []],
+    "flags": [[[True, True]], [[True, True]], []],
+    "grids": [[[[1], [1]]], [], [[[1], [1]]]],
+    "deep": [[[[97, 98]], [[1, 1]]], [], [[]]],
+}
+
+
 class TestNulls:
     def test_among_numbers_are_refused_with_the_option_that_fills_them(self, tmp_path, suffix):
         path = write(tmp_path / f"a{suffix}", pa.table({"x": [1, None]}))
@@ -331,13 +341,30 @@ class TestNulls:
         with pytest.raises(ValueError, match="column 'f' has nulls"):
             read(path, FORMATS[suffix](fill_null={"x": -100, "box": 7}))
 
+    def test_are_filled_in_lists_of_values_of_one_size(self, tmp_path, suffix):
+        columns = {
+            "bytes": pa.array([[b"abc", None], None, [b"xyz"]], pa.list_(pa.binary(3))),
+            "one": pa.array([[b"a", None], None, [b"x"]], pa.list_(pa.binary(1))),
+            "pairs": pa.array([[[1, None]], [None, [3, 4]], []], pa.list_(pa.list_(pa.int32(), 2))),
+            "flags": pa.array([[[True, None]], [None], []], pa.list_(pa.list_(pa.bool_(), 2))),
+            "grids": pa.array([[[[1], [None]]], None, [None]], pa.list_(pa.list_(pa.list_(pa.int16(), 1), 2))),
+            "deep": pa.array([[[b"ab"], [None]], None, [[]]], pa.list_(pa.list_(pa.binary(2)))),
+        }
+        for sliced in (False, True):
+            table = pa.table({name: values.slice(int(sliced)) for name, values in columns.items()})
+            found = read(write(tmp_path / f"{sliced}{suffix}", table), FORMATS[suffix](fill_null=1))
+            assert found == {name: values[int(sliced) :] for name, values in FILLED.items()}
+            with pytest.raises(ValueError, match="has nulls"):
+                read(tmp_path / f"{sliced}{suffix}")
+
     def test_are_not_filled_by_what_a_dtype_has_no_value_for(self, tmp_path, suffix):
         path = write(tmp_path / f"a{suffix}", pa.table({"x": pa.array([1, None], pa.uint8()), "y": [1, 2]}))
         kind = FORMATS[suffix]
         with pytest.raises(ValueError, match="fill_null has -100 for column 'x', which uint8 has no value for"):
             kind(fill_null={"x": -100}).index([str(path)])
-        with pytest.raises(ValueError, match="column 'x' has nulls"):
-            read(path, kind(fill_null=-100))
+        for value in (-100, 0.5):
+            with pytest.raises(ValueError, match=f"column 'x' has nulls, and fill_null={value} is no value of uint8: "):
+                read(path, kind(fill_null=value))
         assert read(path, kind(("y",), fill_null=-100)) == {"y": [1, 2]}
         with pytest.raises(ValueError, match="no column 'z', which fill_null names"):
             kind(fill_null={"z": 0}).index([str(path)])
@@ -349,6 +376,16 @@ class TestNulls:
         kind = FORMATS[suffix]
         assert kind(fill_null={"x": 1}) == kind(fill_null={"x": 1}) and hash(kind(fill_null={"x": 1}))
         assert eval(repr(kind(fill_null={"x": 1})), {kind.__name__: kind}) == kind(fill_null={"x": 1})
+
+
+def test_columns_that_are_wanted_bring_members_of_structs_alone(tmp_path, suffix):
+    table = pa.table({"a": [1, 2], "a.b": [3, 4], "s": [{"m": 5}, {"m": 6}], "s.x": [7, 8]})
+    path = write(tmp_path / f"a{suffix}", table)
+    assert read(path, FORMATS[suffix](("a", "s"))) == {"a": [1, 2], "s.m": [5, 6]}
+    assert read(path, FORMATS[suffix](("s.x", "a.b"))) == {"s.x": [7, 8], "a.b": [3, 4]}
+    path = write(tmp_path / f"b{suffix}", pa.table({"s": [{"m": 5}], "s.m": [6]}))
+    with pytest.raises(ValueError, match="two columns 's.m'"):
+        read(path, FORMATS[suffix](("s",)))
 
 
 def test_only_buffers_of_wanted_columns_are_read(tmp_path):

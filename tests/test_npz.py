@@ -187,6 +187,12 @@ class TestZip:
         (batch,) = batches_of(path, Npz())
         assert list(batch) == ["x"]
 
+    @pytest.mark.parametrize("arguments", [("rows", "X"), ("file", "X"), ("rows", ("x", "X"))])
+    def test_a_name_that_no_array_has_is_refused_with_those_that_there_are(self, tmp_path, arguments):
+        path = write(tmp_path / "a.npz", x=np.arange(4), y=np.arange(4))
+        with pytest.raises(ValueError, match=r"a\.npz has no array 'X', but \['x', 'y'\]"):
+            Npz(*arguments).index([path])
+
     def test_a_header_longer_than_usual_is_read_whole(self, tmp_path):
         shape = (1,) * 40 + (3,)
         path = write(tmp_path / "a.npz", **{"x" * 300: np.arange(3).reshape(shape)})

@@ -1,6 +1,8 @@
 """The epoch's order: a bijection for every n, and fair, repeatable shares for every rank."""
 
 import math
+import sys
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -208,6 +210,15 @@ class TestOrder:
         else:
             assert set(sizes[0]) == {batch_size}
 
+    def test_a_batch_far_larger_than_all_samples_costs_what_the_samples_cost(self):
+        tracemalloc.start()
+        for size in (10**9, 2**40, 2**61):
+            order = Order(1000, size, shuffle=True, seed=1, drop_last=False, rank=1, world_size=2)
+            (batch,) = epoch_of(order)
+            assert len(batch) == order.largest_batch == 500
+        assert tracemalloc.get_traced_memory()[1] < 10**6
+        tracemalloc.stop()
+
     def test_the_samples_left_out_are_others_in_the_next_epoch(self):
         def left_out(epoch):
             shares = [epoch_of(Order(11, 2, True, 0, False, rank, 4), epoch) for rank in range(4)]
@@ -220,6 +231,7 @@ class TestOrder:
         ("change", "message"),
         [
             ({"batch_size": 0}, "batch_size=0: a batch has at least one sample"),
+            ({"batch_size": sys.maxsize}, r"batch_size=\d+: the batches of world_size=2 ranks have at most 2\*\*62"),
             ({"world_size": 0}, "world_size=0: there is at least one rank"),
             ({"rank": 2}, r"rank=2 is not in range\(world_size=2\)"),
             ({"rank": -1}, r"rank=-1 is not in range\(world_size=2\)"),

@@ -378,6 +378,17 @@ class TestEpochs:
             steps = [sum(parts, []) for parts in zip(*shares, strict=True)]
             assert steps[: 15 - stop] == whole[stop:15]
 
+    @pytest.mark.parametrize("shuffle", [True, False])
+    @pytest.mark.parametrize("batch_size", [10**9, 2**61])
+    def test_of_a_batch_far_larger_than_all_rows_have_every_row_once(self, tmp_path, shuffle, batch_size):
+        path = write(tmp_path / "a.parquet", numbered(50))
+        said = dict(batch_size=batch_size, shuffle=shuffle, world_size=2)
+        seen = [ids_of(path, **said, rank=rank) for rank in range(2)]
+        assert [[len(batch) for batch in batches] for batches in seen] == [[25], [25]]
+        assert sorted(seen[0][0] + seen[1][0]) == list(range(50))
+        data = gdsdata.GDSDataset(path, device="cpu", **grouped({**said, "rank": 0}))
+        assert data.stats()["ring_bytes"] < 2**20
+
     def test_of_other_row_groups_do_not_continue(self, tmp_path):
         states = []
         for i, group_rows in enumerate((10, 20)):

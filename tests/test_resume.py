@@ -110,6 +110,33 @@ def test_set_epoch_twice_around_the_end_of_an_older_iterator(folder):
     assert dataset.state_dict()["epoch"] == 3
 
 
+def test_set_epoch_of_an_iterator_that_has_just_begun_changes_nothing(folder):
+    dataset = read(folder)
+    batches = iter(dataset)
+    dataset.set_epoch(0)
+    next(batches)
+    assert dataset.state_dict()["batches"] == 1
+    assert_same_batches(arrays(dataset), epochs_of(read(folder), 1))
+
+
+@pytest.mark.parametrize("kind", ["data set", "mix"])
+def test_an_epoch_that_was_set_holds_if_an_older_iterator_goes_on(folder, kind):
+    make = read if kind == "data set" else mixed
+    dataset = make(folder)
+    older = iter(dataset)
+    next(older)
+    dataset.set_epoch(5)
+    for _ in older:
+        pass
+    assert (dataset.state_dict()["epoch"], dataset.state_dict()["batches"]) == (5, 0)
+    dataset = make(folder)
+    older = iter(dataset)
+    taken(older, 2)
+    dataset.set_epoch(0)
+    next(older)
+    assert_same_batches(arrays(dataset), epochs_of(make(folder), 1))
+
+
 def test_a_state_is_kept_when_the_loop_is_left(folder):
     dataset = read(folder)
     for done, _ in enumerate(dataset, 1):
@@ -272,6 +299,20 @@ def test_a_state_of_another_version_is_refused_in_words(folder):
     for state in ({}, {**read(folder).state_dict(), "version": 2}):
         with pytest.raises(ValueError, match="no state of a GDSDataset that this version knows"):
             read(folder).load_state_dict(state)
+
+
+@pytest.mark.parametrize("kind", ["data set", "mix"])
+@pytest.mark.parametrize("name", ["epoch", "batches", "workers"])
+def test_a_state_whose_numbers_cannot_be_is_refused_in_words(folder, kind, name):
+    dataset = read(folder) if kind == "data set" else mixed(folder)
+    state = dataset.state_dict()
+    for value in (-1, "1", 1.5, None, True, 2**63):
+        with pytest.raises(ValueError, match=rf"the state's '{name}' is {value!r}, and should be a whole number"):
+            dataset.load_state_dict({**state, name: value})
+    del state[name]
+    with pytest.raises(ValueError, match=rf"the state's '{name}' is missing"):
+        dataset.load_state_dict(state)
+    assert dataset.state_dict()[name] == 0
 
 
 # ----------------------------------------------------------------------------------------------- torch's DataLoader

@@ -100,6 +100,12 @@ def test_a_split_out_of_range_is_refused_in_words(tmp_path, split):
         read(tmp_path, Records("u1", (8,)), split=split)
 
 
+def test_numbers_of_numpy_are_bounds(tmp_path):
+    write_records(tmp_path / "0.bin", 10, 8)
+    assert read(tmp_path, Records("u1", (8,)), split=(0, np.float32(0.9))).samples == 9
+    assert read(tmp_path, Records("u1", (8,)), split=(np.float64(0.5), np.int64(1))).samples == 5
+
+
 def test_a_state_of_one_split_is_refused_by_another_of_as_many_samples(tmp_path):
     write_records(tmp_path / "0.bin", 40, 8)
     first, second = (read(tmp_path, Records("u1", (8,)), split=split) for split in ((0, 0.5), (0.5, 1)))

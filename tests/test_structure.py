@@ -150,7 +150,7 @@ FOLDERS = {
         "version",
     },
     "data.batches": {"collective", "data.counts", "data.order", "decoders", "errors", "formats", "io", "storage"},
-    "data.order": {"data.ranks", "errors", "formats", "io", "storage"},
+    "data.order": {"data.ranks", "data.whole_numbers", "errors", "formats", "io", "storage"},
     "decoders": {"errors", "formats", "io"},
     "formats": {"errors", "io.engine", "lazy", "progress_bars", "storage"},
     "formats.parsers": {"errors", "io.engine"},

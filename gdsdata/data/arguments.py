@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gdsdata.data.groups import Fields, Reading, Sharding
+from gdsdata.data.progress import position_in
 from gdsdata.data.ranks import peers_in
+from gdsdata.data.whole_numbers import shown, whole_number
 from gdsdata.formats.catalog import FORMATS
 from gdsdata.formats.index import Format, SampleIndex
 from gdsdata.formats.listing import Source, sources_of
@@ -29,6 +31,7 @@ def check_types(
     batch_size: object,
     format: object,
     seed: object,
+    drop_last: object,
     transform: object,
     fields: Fields,
     reading: Reading,
@@ -47,8 +50,9 @@ def check_types(
     if format is not None:
         _check_format(format)
     for name, number in (("batch_size", batch_size), ("seed", seed), ("prefetch", reading.prefetch)):
-        if isinstance(number, bool) or not hasattr(type(number), "__index__"):
-            raise TypeError(f"{name}={shown(number)} must be a whole number")
+        whole_number(name, number)
+    if drop_last not in (True, False):
+        raise TypeError(f"drop_last={shown(drop_last)} must be True or False")
     for name, function in (("transform", transform), ("collate", fields.collate)):
         if function is not None and not callable(function):
             raise TypeError(f"{name}={shown(function)} must be a function, called with a batch's values")
@@ -77,12 +81,6 @@ def _check_format(format: object) -> None:
         raise TypeError(f"format={format.__name__} is a class: write {format.__name__}() with its arguments")
     if not callable(getattr(format, "index", None)):
         raise TypeError(f"format={shown(format)} must be one of gdsdata.formats, or have a method index(paths)")
-
-
-def shown(value: object) -> str:
-    """Return a value as errors show it: at most some 60 characters and its type."""
-    shown = repr(value)
-    return shown if len(shown) <= 80 else f"{shown[:60]}... ({type(value).__name__})"
 
 
 def check_values(fields: Fields, reading: Reading, device: torch.device, on_error: str) -> None:
@@ -208,10 +206,11 @@ def checked_state(state: object) -> Mapping[str, Any]:
 
     Raises:
         TypeError: it is no dict.
-        ValueError: it is no state, or of a newer version.
+        ValueError: it is no state, or of a newer version, or says no position.
     """
     if not isinstance(state, Mapping):
         raise TypeError(f"a state is a dict that state_dict() returned, and this is a {type(state).__name__}")
     if state.get("version") != 1:
         raise ValueError(f"this is no state of a GDSDataset that this version knows: {state!r}")
+    position_in(state)
     return {"uneven": "drop", **state}

@@ -18,7 +18,7 @@ from gdsdata.data.groups import Fields, Reading, Sharding, group_of
 from gdsdata.data.indexing import Indexing
 from gdsdata.data.iteration import Iteration
 from gdsdata.data.loaders import refuse_second_share, refuse_spinning, warn_of_stacking
-from gdsdata.data.progress import Begun, Progress
+from gdsdata.data.progress import Begun, Progress, checked_epoch
 from gdsdata.data.ranks import EpochRanks, Ranks, Share
 from gdsdata.data.samples import Samples
 from gdsdata.data.split import checked_split
@@ -164,7 +164,7 @@ class GDSDataset(BatchDataset):
         reading = group_of(Reading, "reading", reading, old).with_remote(cache, cache_bytes, storage_options)
         if old:
             raise TypeError(f"GDSDataset() got an unexpected keyword argument {next(iter(old))!r}")
-        arguments.check_types(source, batch_size, format, seed, transform, fields, reading)
+        arguments.check_types(source, batch_size, format, seed, drop_last, transform, fields, reading)
         if device is None:
             device = "cuda" if torch.cuda.is_available() else "cpu"
         self.device = engine.resolved(device)
@@ -194,7 +194,7 @@ class GDSDataset(BatchDataset):
             part,
             shuffle,
             index_of(seed),
-            drop_last,
+            bool(drop_last),  # numpy's would be in the state
             sharding.uneven,
             self._ranks,
             settings,
@@ -258,11 +258,12 @@ class GDSDataset(BatchDataset):
         may call this before every epoch too.
 
         Raises:
+            ValueError: it is negative, no whole number, or beyond all counting.
             RuntimeError: a loader of accelerate calls it that would share out the batches of this
                 process's share among the processes once more.
         """
         refuse_second_share(self, lambda: self.world_size)
-        self._progress.go_to(epoch)
+        self._progress.go_to(checked_epoch(epoch))
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the newest iterator is, and in which data: numbers and strings.
@@ -289,7 +290,7 @@ class GDSDataset(BatchDataset):
         Raises:
             TypeError: it is no dict.
             ValueError: the state is of other data, another order, or another product of batch and
-                world size.
+                world size, or one of its numbers cannot be.
         """
         checked = arguments.checked_state(state)
         self._samples.take_order_of(checked)

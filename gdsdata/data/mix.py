@@ -16,8 +16,9 @@ from gdsdata.data.batch_dataset import BatchDataset
 from gdsdata.data.dataset import GDSDataset
 from gdsdata.data.loaders import refuse_second_share, refuse_spinning, warn_of_stacking
 from gdsdata.data.order.permutation import as_array
-from gdsdata.data.progress import Begun, Progress
+from gdsdata.data.progress import Begun, Progress, checked_epoch, position_in
 from gdsdata.data.ranks import EpochRanks, Ranks, Share
+from gdsdata.data.whole_numbers import whole_number
 
 # Positions whose sources are computed together.
 _WINDOW = 4096
@@ -180,7 +181,7 @@ class Mix(BatchDataset):
         if weights is not None and len(weights) != len(sources):
             raise ValueError(f"{len(weights)} weights for {len(sources)} sources: give one each")
         self._weights_asked = weights
-        self.stop = stop
+        self.stop = _checked_stop(stop)
         self._progress = Progress(on_break)
         self._given: Counter[int] = Counter()
         self._epoch_ranks, self._source_batches = EpochRanks(), [0] * len(sources)
@@ -197,10 +198,8 @@ class Mix(BatchDataset):
             self._batches = self._epoch_batches()
 
     def _epoch_batches(self) -> int:
-        if type(self.stop) is int and self.stop > 0:
+        if isinstance(self.stop, int):
             return self.stop
-        if self.stop not in _STOPS:
-            raise ValueError(f"stop={self.stop!r}: it is {' or '.join(map(repr, _STOPS))} or a number of batches")
         due = [(i, batches) for i, batches in enumerate(self._source_batches) if self.weights[i]]
         if self.stop == "first_exhausted":
             return min(self._blend.last_with(*source) for source in due)
@@ -225,13 +224,11 @@ class Mix(BatchDataset):
         The epoch of a state that was just loaded changes nothing, as with `GDSDataset.set_epoch`.
 
         Raises:
-            ValueError: it is negative, or beyond all counting.
+            ValueError: it is negative, no whole number, or beyond all counting.
             RuntimeError: as of a `GDSDataset`.
         """
         refuse_second_share(self, lambda: max(source.world_size for source in self.sources))
-        if not 0 <= epoch <= _LARGEST_POSITION // self._batches:
-            raise ValueError(f"epoch={epoch} is not in 0 to {_LARGEST_POSITION // self._batches}")
-        self._progress.go_to(epoch)
+        self._progress.go_to(checked_epoch(epoch, _LARGEST_POSITION // self._batches))
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the newest iterator is: plain numbers, and the sources' states.
@@ -262,7 +259,7 @@ class Mix(BatchDataset):
         Raises:
             TypeError: it is no dict.
             ValueError: the state is of other sources, or the same in another order, or of other
-                weights or ends.
+                weights or ends, or one of its numbers cannot be.
         """
         if not isinstance(state, Mapping):
             raise TypeError(f"a state is a dict that state_dict() returned, and this is a {type(state).__name__}")
@@ -270,6 +267,7 @@ class Mix(BatchDataset):
             raise ValueError(f"this is no state of a Mix that this version knows: {state!r}")
         if len(state["sources"]) != len(self.sources):
             raise ValueError(f"the state is of {len(state['sources'])} sources, and there are {len(self.sources)}")
+        position_in(state)
         before = self._share
         of_state = self.sources[0].ranks.of_state(state["sources"][0], self.sources[0].batch_size)
         try:
@@ -384,6 +382,18 @@ def _check_sources(sources: Sequence[GDSDataset]) -> None:
     for i, source in enumerate(sources):
         if not isinstance(source, GDSDataset):
             raise ValueError(f"Mix: source {i} is a {type(source).__name__}, and they are GDSDatasets")
+
+
+def _checked_stop(stop: str | int) -> str | int:
+    if stop in _STOPS:
+        return stop
+    try:
+        batches = whole_number("stop", stop)
+    except TypeError:
+        batches = 0
+    if batches < 1:
+        raise ValueError(f"stop={stop!r}: it is {' or '.join(map(repr, _STOPS))} or a number of batches")
+    return batches
 
 
 def _share_found(

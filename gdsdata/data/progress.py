@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from gdsdata import torch_private
+from gdsdata.data.whole_numbers import shown, whole_number
 
 _MOST_WORKERS = 1024
 # A DataLoader's workers share these rows with the process that began them. The first two have a
@@ -24,6 +25,22 @@ _MOST_WORKERS = 1024
 _EPOCHS, _BATCHES, _NOTES = range(3)
 _IS_IN_WORKERS, _HAS_WARNED = range(2)
 _ON_BREAK = ("restart", "continue")
+_LARGEST_EPOCH = 2**62  # so that the rows have place for the next one
+
+
+def checked_epoch(epoch: int, largest: int = _LARGEST_EPOCH) -> int:
+    """Return the epoch of ``set_epoch`` as a plain int.
+
+    Raises:
+        ValueError: it is no whole number from 0 to ``largest``.
+    """
+    try:
+        number = whole_number("epoch", epoch)
+    except TypeError:
+        number = -1
+    if not 0 <= number <= largest:
+        raise ValueError(f"epoch={shown(epoch)} is not a whole number in 0 to {largest}")
+    return number
 
 
 class Begun:
@@ -49,6 +66,28 @@ class _Position(NamedTuple):
     epoch: int
     batches: int
     workers: int
+
+
+def position_in(state: Mapping[str, Any]) -> _Position:
+    """Return the position that a state of a data set or a mix says.
+
+    Raises:
+        ValueError: one of its numbers is missing, or cannot be.
+    """
+    numbers = []
+    for name in _Position._fields:
+        try:
+            number = whole_number(name, state.get(name))
+        except TypeError:
+            number = -1
+        if not 0 <= number <= _LARGEST_EPOCH:
+            said = f"is {shown(state[name])}" if name in state else "is missing"
+            raise ValueError(
+                f"the state's {name!r} {said}, and should be a whole number in 0 to {_LARGEST_EPOCH}: load a state as "
+                "state_dict() returned it"
+            )
+        numbers.append(number)
+    return _Position(*numbers)
 
 
 class Progress:
@@ -128,8 +167,11 @@ class Progress:
         """Have the next iterator begin this epoch.
 
         It begins at the place that was loaded, or is to be continued, if that is in this epoch;
-        else at the epoch's beginning.
+        else at the epoch's beginning. Then iterators that began before move nothing any more.
         """
+        newest = self._newest
+        if newest is not None and self._position == (epoch, 0, newest.workers):
+            return  # loaders of accelerate call this between `iter` and the first `next`
         is_kept = self._set_in is not None or self._on_break == "continue"
         place = self._position if is_kept else None
         if place is None or not place.epoch == self.epoch == epoch:
@@ -140,7 +182,7 @@ class Progress:
         self._set(_BATCHES, 0)
         if get_worker_info() is None:
             self._rows()[_NOTES, _IS_IN_WORKERS] = False
-        self._position, self._set_in, self._loaded_step = position, os.getpid(), None
+        self._position, self._set_in, self._loaded_step, self._newest = position, os.getpid(), None, None
 
     def state(self) -> dict[str, int]:
         """Return the state that `load` takes.
@@ -172,12 +214,15 @@ class Progress:
             epoch_batches: how many an epoch has.
             step: samples of a step, with which the batches were counted; of several sources, for
                 each.
+
+        Raises:
+            ValueError: as `position_in`.
         """
-        position = _Position(state["epoch"], state["batches"], state["workers"])
+        position = position_in(state)
         if position.workers <= 1 and position.batches >= epoch_batches:  # states had this form at an epoch's end
             position = _Position(position.epoch + 1, 0, position.workers)
         self._move_to(position)
-        self._loaded_step, self._newest = step, None
+        self._loaded_step = step
 
     def begin(self, epoch_batches: int, step: int | list[int]) -> Begun:
         """Begin an iterator, which is the newest from now on.

@@ -16,6 +16,8 @@ import torch
 import torch.distributed
 from torch.utils.data import get_worker_info
 
+from gdsdata.data.whole_numbers import whole_number
+
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -49,6 +51,7 @@ class Ranks:
        too, but is one process: that warns.
 
     Raises:
+        TypeError: a rank or world size is no whole number.
         ValueError: one of a pair of arguments is missing, both arguments and a mesh are given, or
             the mesh has no such dimension.
     """
@@ -185,7 +188,7 @@ def _given(
     if rank is not None and world_size is not None:
         if device_mesh is not None:
             raise ValueError(f"rank={rank}, world_size={world_size} and a device_mesh are given: give one of them")
-        return Share(rank, world_size)
+        return Share(whole_number("rank", rank), whole_number("world_size", world_size))
     return None if device_mesh is None else _place_in(device_mesh, dp_dim)
 
 

@@ -129,7 +129,7 @@ class Samples:
         call = {**self.identity(), **data, "epoch": number, "batch_size": self.settings.batch_size}
         part = Share(self.share.rank * peers.count + peers.place, self.share.world_size * peers.count)
         inner = self.source.reader(epoch._replace(share=part), owner)
-        return SharedReader(inner, peers, self.settings, call)
+        return SharedReader(inner, peers, self.settings._replace(batch_size=self.order.largest_batch), call)
 
     def ring_bytes(self, number: int, reader: Reader[Any] | None) -> int:
         """Return the memory of batches in flight or ready, at most, and of row groups.
@@ -141,7 +141,7 @@ class Samples:
         ring_bytes = self.source.ring_bytes(self.epoch(number), len(self.order), reader)
         if self._peers is None:
             return ring_bytes
-        part_bytes, batch_bytes = map(self.index.most_bytes, (self._batch_samples, self.settings.batch_size))
+        part_bytes, batch_bytes = map(self.index.most_bytes, (self._batch_samples, self.order.largest_batch))
         return ring_bytes + self.settings.prefetch * part_bytes + 2 * batch_bytes
 
     def take_up(self, share: Share) -> int:
@@ -261,7 +261,8 @@ class Samples:
 
     def _reorder(self) -> None:
         self._make_order()
-        if self.source.settings.options != self._batch_options:
+        settings = self.source.settings
+        if (settings.options, settings.batch_size) != (self._batch_options, self._batch_samples):
             self._make_source()
 
     def _make_order(self) -> None:
@@ -278,16 +279,16 @@ class Samples:
         self.shuffle = shuffle
 
     def _make_source(self) -> None:
-        settings = self.settings._replace(options=self._batch_options)
+        settings = self.settings._replace(options=self._batch_options, batch_size=self._batch_samples)
         if self._peers is not None:  # whole batches are made of the gathered parts
-            settings = settings._replace(batch_size=self._batch_samples, ragged="flat", zero_copy=False)
+            settings = settings._replace(ragged="flat", zero_copy=False)
         self.source = self.index.read_by(_Sources(settings))
 
     @property
     def _batch_samples(self) -> int:
         """Samples of a batch that this process reads, at most."""
         peers = 1 if self._peers is None else self._peers.count
-        return -(-self.settings.batch_size // peers)
+        return -(-self.order.largest_batch // peers)
 
     @property
     def _batch_options(self) -> EngineOptions:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+from numbers import Real
 from typing import Any, NamedTuple
 
-from gdsdata.data.arguments import shown
+from gdsdata.data.whole_numbers import shown
 from gdsdata.formats.index import SampleIndex
 
 _SLICE = re.compile(r"(.+)\[(.*)\]", re.DOTALL)
@@ -38,7 +39,7 @@ def checked_split(split: Any) -> Split:
         name, bounds = split, (0.0, 1.0)
     elif isinstance(split, (tuple, list)) and len(split) == 3 and isinstance(split[0], str):
         name, *bounds = split
-    is_pair = isinstance(bounds, (tuple, list)) and all(isinstance(one, (int, float)) for one in bounds)
+    is_pair = isinstance(bounds, (tuple, list)) and all(isinstance(one, Real) for one in bounds)
     if not is_pair or len(bounds) != 2:
         raise TypeError(
             f"split={shown(split)} must be two numbers, where the part begins and ends: (0, 0.9); the name of a split: "

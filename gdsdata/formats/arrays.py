@@ -218,7 +218,12 @@ def _array(file: ArrayFile, name: str) -> Array:
     try:
         return file.arrays[name]
     except KeyError:
-        raise ValueError(f"{file.path} has no array {name!r}, but {_listed(file.arrays)}") from None
+        raise no_such_array(file.path, name, file.arrays) from None
+
+
+def no_such_array(path: str, name: str, names: Iterable[str]) -> ValueError:
+    """Return the error for an array that is not among those of a file."""
+    return ValueError(f"{path} has no array {name!r}, but {_listed(names)}")
 
 
 def _listed(names: Iterable[str]) -> str:

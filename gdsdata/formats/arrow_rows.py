@@ -216,7 +216,7 @@ class _Batch(NamedTuple):
         self._check_nodes(placed)
         name, size = placed.column.field.name, value_bytes(placed.column.field)
         if any(self._node(node)[1] for node, _ in placed.above):
-            raise nulls_among_numbers(self.path, name)
+            raise nulls_among_numbers(self.path, placed.column)
         begin, length = self._buffer(placed.values)
         self._check(self.rows * size <= length, f"{self.rows} values of column {name!r} have {length} bytes")
         return begin + size * np.arange(self.rows, dtype=np.int64), np.full(self.rows, size, np.int64)
@@ -262,7 +262,7 @@ class _Batch(NamedTuple):
             is_enough = length >= self.rows * a_row and nulls >= 0
             self._check(is_enough, f"its lists have {length} values with {nulls} nulls")
             if nulls:
-                raise nulls_among_numbers(self.path, placed.column.field.name)
+                raise nulls_among_numbers(self.path, placed.column)
 
     def _node(self, number: int) -> tuple[int, int]:
         self._check(number < len(self.nodes), f"it has {len(self.nodes)} nodes")

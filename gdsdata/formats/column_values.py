@@ -54,7 +54,7 @@ def values_of_column(table: pyarrow.Table, column: Column) -> Values:
         return _dense(array, field.shape, field.element_dtype, column.fill).reshape(len(array), *field.shape)
     if field.row_shape and field.depth == 1 and types.is_large_list(array.type.value_type):
         return _rows_of_shape(array, field, column.fill)
-    return _without_nulls(array, field.element_dtype, column.fill)
+    return _without_nulls(array, field, column.fill)
 
 
 def elements_of(array: pyarrow.Array, field: Field) -> tuple[np.ndarray, list[np.ndarray]]:
@@ -166,20 +166,20 @@ def _rows_of_shape(array: pyarrow.Array, field: Field, fill: float | None) -> py
     offsets = np.cumsum(np.append(0, array.value_lengths().fill_null(0).to_numpy()), dtype=np.int64)
     while arrow.types.is_large_list(kind):
         kind = kind.value_type
-    fixed = arrow.FixedSizeListArray.from_arrays(_of_numpy(rows, kind), math.prod(field.row_shape))
+    fixed = arrow.FixedSizeListArray.from_arrays(_of_numpy(rows, kind, len(rows)), math.prod(field.row_shape))
     return arrow.LargeListArray.from_arrays(arrow.array(offsets), fixed)
 
 
-def _without_nulls(array: pyarrow.Array, dtype: np.dtype, fill: float | None) -> pyarrow.Array:
+def _without_nulls(array: pyarrow.Array, field: Field, fill: float | None) -> pyarrow.Array:
     """Return ragged values whose numbers have no nulls. Null lists and bytes are empty."""
     types, leaf = arrow_module("pyarrow.types"), array
     while types.is_large_list(leaf.type):
         leaf = leaf.flatten()
     if types.is_large_binary(leaf.type) or not _has_nulls(leaf):
         return array
-    if fill is None or types.is_fixed_size_list(leaf.type):
+    if fill is None:
         raise HasNulls
-    return _filled(array, dtype, fill)
+    return _filled(array, field, fill)
 
 
 def _has_nulls(array: pyarrow.Array) -> bool:
@@ -188,19 +188,23 @@ def _has_nulls(array: pyarrow.Array) -> bool:
     return array.null_count > 0
 
 
-def _filled(array: pyarrow.Array, dtype: np.dtype, fill: float) -> pyarrow.Array:
+def _filled(array: pyarrow.Array, field: Field, fill: float) -> pyarrow.Array:
     arrow = arrow_module()
     if not arrow.types.is_large_list(array.type):
-        return _of_numpy(_dense(array, (), dtype, fill).reshape(-1), array.type)
-    inner = _filled(array.values, dtype, fill)
+        elements = _dense(array, field.row_shape, field.element_dtype, fill).reshape(-1)
+        return _of_numpy(elements, array.type, len(array))
+    inner = _filled(array.values, field, fill)
     return arrow.Array.from_buffers(
         array.type, len(array), array.buffers()[:2], array.null_count, array.offset, children=[inner]
     )
 
 
-def _of_numpy(values: np.ndarray, kind: pyarrow.DataType) -> pyarrow.Array:
-    """Return values as an array of a type that stores numbers as they are."""
+def _of_numpy(elements: np.ndarray, kind: pyarrow.DataType, count: int) -> pyarrow.Array:
+    """Return ``count`` values of one size, of a type that stores their elements as they are."""
     arrow = arrow_module()
+    if arrow.types.is_fixed_size_list(kind):
+        inner = _of_numpy(elements, kind.value_type, count * kind.list_size)
+        return arrow.Array.from_buffers(kind, count, [None], children=[inner])
     if arrow.types.is_boolean(kind):
-        return arrow.array(values, kind)
-    return arrow.Array.from_buffers(kind, len(values), [None, arrow.py_buffer(np.ascontiguousarray(values))])
+        return arrow.array(elements, kind)
+    return arrow.Array.from_buffers(kind, count, [None, arrow.py_buffer(np.ascontiguousarray(elements))])

@@ -6,9 +6,10 @@ Source of the types: https://arrow.apache.org/docs/format/Columnar.html.
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -37,11 +38,13 @@ class Column(NamedTuple):
             in ``image.bytes``.
         places: of the column in its schema, then of the member in each struct.
         fill: takes the place of nulls among its numbers; None: they are an error.
+        unfit: was meant to take their place in all columns, and is no value of this one.
     """
 
     field: Field
     places: tuple[int, ...]
     fill: float | None = None
+    unfit: float | None = None
 
 
 def arrow_module(name: str = "pyarrow") -> ModuleType:
@@ -231,13 +234,16 @@ def _columns_of(
     schema: pyarrow.Schema, wanted: Sequence[str] | None, path: str, fill_null: FillNull
 ) -> tuple[Column, ...]:
     found: dict[str, tuple[pyarrow.Field, tuple[int, ...]]] = {}
-    for name, member, places in _flattened(schema, (), ()):
-        if name in found and (wanted is None or name in wanted):
+    called: dict[str, set[str]] = {}  # the names that each is wanted by: its own, and those of the structs around it
+    for names_to_it, member, places in _flattened(schema, (), ()):
+        *around, name = itertools.accumulate(names_to_it, "{}.{}".format)
+        called[name] = {name, *around} | called.get(name, set())
+        if name in found and (wanted is None or not called[name].isdisjoint(wanted)):
             raise ValueError(f"{path} has two columns {name!r}: leave them out (columns=), or rename one")
         found[name] = member, places
     if not found:
         raise ValueError(f"{path} has no columns")
-    names = tuple(found) if wanted is None else _expanded(wanted, tuple(found), path)
+    names = tuple(found) if wanted is None else _expanded(wanted, called, path)
     columns = []
     for name in names:
         member, places = found[name]
@@ -247,7 +253,7 @@ def _columns_of(
                 f"{path}: column {name!r} is of the type {member.type}, which has no form in a batch: cast it, "
                 f"or leave it out, as with columns={tuple(other for other in names if other != name)}"
             )
-        columns.append(Column(field, places, _fill_of(field, fill_null, path)))
+        columns.append(_filled(Column(field, places), fill_null, path))
     unknown = [name for name, _ in fill_null if name not in names] if isinstance(fill_null, tuple) else []
     if unknown:
         raise ValueError(
@@ -256,18 +262,19 @@ def _columns_of(
     return tuple(columns)
 
 
-def _fill_of(field: Field, fill_null: FillNull, path: str) -> float | None:
-    """Return what takes the place of nulls in a column; None: nulls are an error.
+def _filled(column: Column, fill_null: FillNull, path: str) -> Column:
+    """Return a column with what takes the place of its nulls.
 
     Raises:
         ValueError: the column is named, and its dtype has no such value.
     """
+    field = column.field
     is_named = isinstance(fill_null, (tuple, Mapping))
     value = dict(fill_null).get(field.name) if isinstance(fill_null, (tuple, Mapping)) else fill_null
     if value is None or field.dtype is None or _has_value(field.dtype, value):
-        return value
-    if not is_named:
-        return None  # it is meant for other columns
+        return column._replace(fill=value)
+    if not is_named:  # it is meant for other columns, if this one has no nulls
+        return column._replace(unfit=value)
     raise ValueError(f"{path}: fill_null has {value!r} for column {field.name!r}, which {field.dtype} has no value for")
 
 
@@ -282,8 +289,8 @@ def _has_value(dtype: np.dtype, value: float) -> bool:
 
 def _flattened(
     fields: Sequence[pyarrow.Field], names: tuple[str, ...], places: tuple[int, ...]
-) -> Iterator[tuple[str, pyarrow.Field, tuple[int, ...]]]:
-    """Yield name, field and places of all columns; a struct is its members."""
+) -> Iterator[tuple[tuple[str, ...], pyarrow.Field, tuple[int, ...]]]:
+    """Yield names, field and places of all columns; a struct is its members."""
     is_struct = arrow_module("pyarrow.types").is_struct
     for place, field in enumerate(fields):
         here = (*names, field.name), (*places, place)
@@ -291,16 +298,16 @@ def _flattened(
         if is_struct(stored):
             yield from _flattened([stored.field(i) for i in range(stored.num_fields)], *here)
         else:
-            yield ".".join(here[0]), field, here[1]
+            yield here[0], field, here[1]
 
 
-def _expanded(wanted: Sequence[str], names: tuple[str, ...], path: str) -> tuple[str, ...]:
+def _expanded(wanted: Sequence[str], called: Mapping[str, Collection[str]], path: str) -> tuple[str, ...]:
     """Return ``wanted`` with the names of all members in the place of a struct's name."""
     expanded: dict[str, None] = {}
     for name in wanted:
-        members = [other for other in names if other == name or other.startswith(f"{name}.")]
+        members = [other for other, names in called.items() if name in names]
         if not members:
-            raise ValueError(f"{path} has no column {name!r}: it has {', '.join(map(repr, names))}")
+            raise ValueError(f"{path} has no column {name!r}: it has {', '.join(map(repr, called))}")
         expanded.update(dict.fromkeys(members))
     return tuple(expanded)
 
@@ -310,8 +317,14 @@ def value_bytes(field: Field) -> int:
     return field.element_dtype.itemsize * math.prod(field.shape or ())
 
 
-def nulls_among_numbers(path: str, name: str) -> ValueError:
+def nulls_among_numbers(path: str, column: Column) -> ValueError:
     """Return the error for nulls among values of one size, or in lists."""
+    name = column.field.name
+    if column.unfit is not None:
+        return ValueError(
+            f"{path}: column {name!r} has nulls, and fill_null={column.unfit!r} is no value of {column.field.dtype}: "
+            f"pass one that is, as in fill_null={{{name!r}: 0}}, or leave the column out (columns=)"
+        )
     return ValueError(
         f"{path}: column {name!r} has nulls, which a tensor has no value for: say what takes their place, as in "
         f"fill_null=0 or fill_null={{{name!r}: -100}}, an argument of gdsdata.formats.Arrow, Parquet and LitData, or "

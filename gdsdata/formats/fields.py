@@ -76,9 +76,17 @@ class FieldIndex(SampleIndex):
             reason: what the field does or lacks.
         """
         path = self.paths[int(np.searchsorted(self.first_sample, sample, side="right")) - 1]
-        begin, length = (int(one[0, field]) for one in self.extents.take(np.array([sample])))
-        message = f"{path}: field {self.fields[field].name!r} of {length} bytes at offset {begin} {reason}"
-        return CorruptData(message, path, begin, length)
+        name = self.fields[field].name
+        begins, lengths = (one[0] for one in self.extents.take(np.array([sample])))
+        begin, length = int(begins[field]), int(lengths[field])
+        if length < 0:
+            begin = min(begins[lengths >= 0].tolist(), default=0)
+            message = (
+                f"{path}: the sample at offset {begin} has no field {name!r}, and an empty one {reason}. Write the "
+                f'field, pass on_error="skip", or pass collate=, which gets samples with the fields that they have'
+            )
+            return CorruptData(message, path, begin, 0)
+        return CorruptData(f"{path}: field {name!r} of {length} bytes at offset {begin} {reason}", path, begin, length)
 
     def _part(self, files: slice, begin: int, end: int) -> dict[str, Any]:
         return {

@@ -155,9 +155,12 @@ def sources_of(source: Source) -> list[str]:
     """Return the sources by themselves, as strings, without braces; ``file://`` URLs as paths.
 
     Raises:
-        ValueError: a ``file://`` URL of another host, or braces that mean too many names.
+        ValueError: an empty path, a ``file://`` URL of another host, or braces that mean too many
+            names.
     """
     sources = [os.fspath(one) for one in ([source] if isinstance(source, (str, os.PathLike)) else source)]
+    if not all(sources):
+        raise ValueError("source has an empty path, '': name a file, a directory, a glob or a URL")
     if contain(sources, "://"):
         from gdsdata.storage.location import local_path
 

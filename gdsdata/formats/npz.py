@@ -8,14 +8,14 @@ Source of the format: https://numpy.org/doc/stable/reference/generated/numpy.sav
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from gdsdata.errors import CorruptData
 from gdsdata.formats import npy
-from gdsdata.formats.arrays import Array, ArrayFile, Kind, checked_names, index_arrays
+from gdsdata.formats.arrays import Array, ArrayFile, Kind, checked_names, index_arrays, no_such_array
 from gdsdata.formats.fields import FieldIndex
 from gdsdata.formats.index import Index
 from gdsdata.formats.parsers.zip_directory import (
@@ -77,12 +77,11 @@ class Npz:
                 order or without enough rows.
             FileNotFoundError, IoError: a file is not available.
         """
-        names = (self.array,) if isinstance(self.array, str) else self.array
-        wanted = None if names is None else set(names)
+        wanted = (self.array,) if isinstance(self.array, str) else self.array
         return index_arrays(_read_files(paths, wanted, self.verify), self.mode, self.array)
 
 
-def _read_files(paths: list[str], wanted: set[str] | None, verify: bool) -> Iterator[ArrayFile]:
+def _read_files(paths: list[str], wanted: Sequence[str] | None, verify: bool) -> Iterator[ArrayFile]:
     """Yield each file, with those of the named arrays that it has; None: with all."""
     known = _Layout([], {}, -1)
     for first in range(0, len(paths), _FILES_AT_ONCE):
@@ -154,14 +153,21 @@ def _layout(file: Opened, parsed: _Parsed, arrays: dict[str, Array]) -> _Layout:
     return _Layout(stretches, arrays, file.size_bytes)
 
 
-def _wanted_members(file: Opened, wanted: set[str] | None) -> _Parsed:
-    """Return a file's directory, and request the headers of wanted members."""
+def _wanted_members(file: Opened, wanted: Sequence[str] | None) -> _Parsed:
+    """Return a file's directory, and request the headers of wanted members.
+
+    Raises:
+        ValueError: it has not all of them.
+    """
     directory, entries = read_directory(file.read, file.path, file.size_bytes)
-    members = [
-        entry
-        for entry in entries
-        if entry.name.endswith(_NPY) and (wanted is None or entry.name.removesuffix(_NPY) in wanted)
-    ]
+    members = [entry for entry in entries if entry.name.endswith(_NPY)]
+    if wanted is not None:
+        by_name = {member.name.removesuffix(_NPY): member for member in members}
+        for name in wanted:
+            if name not in by_name:
+                raise no_such_array(file.path, name, by_name)
+        chosen = set(wanted)
+        members = [member for name, member in by_name.items() if name in chosen]
     for member in members:
         file.ask_for(member.header_offset, _HEAD_BYTES)
     return _Parsed(directory, entries, members)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from gdsdata.formats.index import Index, count_items, first_samples
-from gdsdata.formats.sample import Sample
+from gdsdata.formats.sample import Sample, numpy_dtype
 from gdsdata.storage.heads import sizes_of
 
 if TYPE_CHECKING:
@@ -24,26 +27,31 @@ class Records:
     A batch is ``(B, *shape)``.
 
     Args:
-        dtype: of a record's elements as stored; ``">f4"`` is big endian.
-        shape: of one record; ``()`` is one element.
+        dtype: of a record's elements as stored, of numpy or torch; ``">f4"`` is big endian.
+        shape: of one record; ``()`` is one element, and a number is a shape of one dimension.
         header_bytes: to skip at each file's start.
 
     Raises:
-        ValueError: torch has no equivalent of ``dtype``, a record has no bytes, or ``header_bytes``
-            is negative.
+        TypeError: ``dtype`` is no dtype, or ``shape`` no shape.
+        ValueError: torch or numpy has no equivalent of ``dtype``, a record has no bytes, or
+            ``header_bytes`` is negative.
     """
 
-    dtype: DTypeLike
-    shape: tuple[int, ...]
+    dtype: DTypeLike | torch.dtype
+    shape: int | tuple[int, ...]
     header_bytes: int = 0
 
     def __post_init__(self) -> None:
-        if any(size < 1 for size in self.shape) or self.header_bytes < 0:
+        shape = _shape_of(self.shape)
+        object.__setattr__(self, "shape", shape)
+        if isinstance(self.dtype, torch.dtype):
+            object.__setattr__(self, "dtype", numpy_dtype(self.dtype))
+        if any(size < 1 for size in shape) or self.header_bytes < 0:
             raise ValueError(f"{self}: a record has at least one element, and a header no less than 0 bytes")
         self._sample()
 
     def _sample(self) -> Sample:
-        return Sample(np.dtype(self.dtype), tuple(self.shape))
+        return Sample(numpy_dtype(self.dtype), _shape_of(self.shape))
 
     def index(self, paths: list[str]) -> Index:
         """Count the records of ``paths``. A file may hold none.
@@ -67,3 +75,10 @@ class Records:
             stride_bytes=np.full(len(paths), sample.bytes, np.int64),
             sample=sample,
         )
+
+
+def _shape_of(shape: int | Iterable[int]) -> tuple[int, ...]:
+    try:
+        return tuple(map(operator.index, shape if isinstance(shape, Iterable) else (shape,)))
+    except TypeError:
+        raise TypeError(f"shape={shape!r} must be whole numbers, as in (3, 224, 224), or one of them") from None

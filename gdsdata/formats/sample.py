@@ -5,12 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 
 from gdsdata.storage.fork_safe import cached_property
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+else:
+    DTypeLike = Any  # at run time: numpy.typing takes as long to import as all of this
 
 _TORCH_DTYPES = {
     np.dtype(name): getattr(torch, name)
@@ -74,6 +79,24 @@ def torch_equivalent(dtype: np.dtype) -> torch.dtype:
     except KeyError:
         known = ", ".join(known.name for known in _TORCH_DTYPES)
         raise ValueError(f"torch has no equivalent of numpy's {dtype}: convert the data to one of {known}") from None
+
+
+def numpy_dtype(dtype: DTypeLike | torch.dtype) -> np.dtype:
+    """Return a dtype that a user gave as numpy's.
+
+    Raises:
+        TypeError: it is none.
+        ValueError: it is one of torch's that numpy lacks.
+    """
+    if isinstance(dtype, torch.dtype):
+        found = next((of_numpy for of_numpy, of_torch in _TORCH_DTYPES.items() if of_torch == dtype), None)
+        if found is None:
+            raise ValueError(f"numpy has no equivalent of {dtype}: name the stored bits, as in dtype='<u2'")
+        return found
+    try:
+        return np.dtype(dtype)
+    except TypeError as error:
+        raise TypeError(f"dtype={dtype!r} is no dtype of numpy or torch ({error}): write one as in '<f4'") from None
 
 
 class IndexedFiles(Protocol):

@@ -221,7 +221,7 @@ class TableIndex(SampleIndex):
         except CorruptData:
             raise
         except HasNulls:
-            raise nulls_among_numbers(path, name) from None
+            raise nulls_among_numbers(path, column) from None
         except TooLarge as reason:
             raise ValueError(
                 f"{self.name_of(group)}: column {column.field.name!r}: {reason}: write smaller ones, or leave the "

@@ -19,7 +19,7 @@ import torch
 from gdsdata.errors import CorruptData
 from gdsdata.formats.index import Index, count_items, first_samples
 from gdsdata.formats.parsers import magics
-from gdsdata.formats.sample import Sample
+from gdsdata.formats.sample import Sample, numpy_dtype
 from gdsdata.storage.heads import read_heads
 
 if TYPE_CHECKING:
@@ -61,24 +61,27 @@ class Tokens:
     file too short for a window gives none, and so do the tokens behind a file's last whole window.
 
     Args:
-        dtype: of the tokens as stored. None takes what a file's header says, and uint16 for a bare
-            file.
+        dtype: of the tokens as stored, of numpy or torch. None takes what a file's header says,
+            and uint16 for a bare file.
         seq_len: tokens a model is fed at a time.
         stride: tokens from one window's start to the next one's; None is ``seq_len``, so that each
             token is a target once.
         raw: batches keep the stored dtype.
 
     Raises:
+        TypeError: ``dtype`` is no dtype.
         ValueError: ``dtype`` is no integer, or ``seq_len`` or ``stride`` is less than 1.
     """
 
-    dtype: DTypeLike | None = None
+    dtype: DTypeLike | torch.dtype | None = None
     seq_len: int = 1024
     stride: int | None = None
     raw: bool = False
 
     def __post_init__(self) -> None:
-        if self.dtype is not None and np.dtype(self.dtype).kind not in "iu":
+        if isinstance(self.dtype, torch.dtype):
+            object.__setattr__(self, "dtype", numpy_dtype(self.dtype))
+        if self.dtype is not None and numpy_dtype(self.dtype).kind not in "iu":
             raise ValueError(f"{self}: tokens are integers")
         if self.seq_len < 1 or (self.stride is not None and self.stride < 1):
             raise ValueError(f"{self}: seq_len and stride are at least 1")
@@ -129,9 +132,9 @@ class Tokens:
         elif magics.is_llm_c(head, path):
             layout = _llm_c_layout(head, path, size_bytes)
         else:
-            dtype = _BARE_DTYPE if self.dtype is None else np.dtype(self.dtype)
+            dtype = _BARE_DTYPE if self.dtype is None else numpy_dtype(self.dtype)
             return _Layout(dtype, 0, count_items(path, size_bytes, 0, dtype.itemsize, "token"))
-        if self.dtype is not None and layout.dtype != np.dtype(self.dtype):
+        if self.dtype is not None and layout.dtype != numpy_dtype(self.dtype):
             raise ValueError(f"{path}: its header says {layout.dtype.str} tokens, not {self}: leave dtype out")
         return layout
 

@@ -114,10 +114,16 @@ def _threads_after(tried_s: float) -> tuple[int, int]:
 
 
 def _parts(paths: Sequence[str], head_bytes: int) -> Iterator[_Heads]:
-    begun = time.monotonic()
-    part = _heads_of(paths[:_FILES_TRIED], head_bytes)
+    begun, tried = time.monotonic(), paths[:_FILES_TRIED]
+    try:
+        parts = [_heads_of(tried, head_bytes)]
+    except IoError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        # The extension opens as many files at once as it can, and closes idle ones of data sets.
+        parts = list(_heads_by_threads(tried, head_bytes, threads=1))
     threads, at_once = _threads_after(time.monotonic() - begun)
-    yield part
+    yield from parts
     for first in range(_FILES_TRIED, len(paths), at_once):
         yield from _heads_by_threads(paths[first : first + at_once], head_bytes, threads)
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gdsdata.data.order.permutation import Permutation, epoch_key, mix, mixed, permuted
+from gdsdata.data.whole_numbers import whole_number
 
 _MIB = 2**20
 _MOST_LANES = 64
@@ -39,6 +40,7 @@ class Lanes:
         piece_samples: m, samples in a piece.
 
     Raises:
+        TypeError: one of them is no whole number.
         ValueError: one of them is out of range.
     """
 
@@ -52,6 +54,7 @@ class Lanes:
             ("window_pieces", _LARGEST_WINDOW_PIECES),
             ("piece_samples", _LARGEST_PIECE_SAMPLES),
         ):
+            object.__setattr__(self, name, whole_number(name, getattr(self, name)))
             if not 1 <= getattr(self, name) <= most:
                 raise ValueError(f"{self}: {name} must be in 1 .. {most}")
 

@@ -173,6 +173,11 @@ class Order:
             raise ValueError(f"batch_size={batch_size}: a batch has at least one sample")
         if world_size < 1:
             raise ValueError(f"world_size={world_size}: there is at least one rank")
+        if batch_size * world_size > _LARGEST_N:
+            raise ValueError(
+                f"batch_size={batch_size}: the batches of world_size={world_size} ranks have at most 2**62 samples "
+                "together: use smaller ones"
+            )
         if not 0 <= rank < world_size:
             raise ValueError(f"rank={rank} is not in range(world_size={world_size})")
         if not 1 <= samples <= _LARGEST_N:
@@ -197,6 +202,11 @@ class Order:
     def __len__(self) -> int:
         """Return a rank's number of batches in an epoch, the same for every rank."""
         return self._whole_steps + (self._last_size > 0)
+
+    @property
+    def largest_batch(self) -> int:
+        """Samples in this rank's largest batch: less than B if there is no whole step."""
+        return self._batch_size if self._whole_steps else self._last_size
 
     def plan(self, epoch: int, first_batch: int, batches: int, step: int = 1) -> tuple[np.ndarray, np.ndarray]:
         """Return the samples of batches ``first_batch``, ``first_batch + step``, ...
@@ -223,10 +233,11 @@ class Order:
             numbers: ascending, and not checked; an array is int64.
         """
         numbers = as_array(numbers)
-        size, step_size = self._batch_size, self._batch_size * self._world_size
+        size, step_size = self.largest_batch, self._batch_size * self._world_size
         whole = numbers[: np.searchsorted(numbers, self._whole_steps)]
         starts = whole * step_size + self._rank * size
-        positions = (starts[:, None] + np.arange(size, dtype=np.int64)).ravel()
+        within = np.arange(size if len(whole) else 0, dtype=np.int64)
+        positions = (starts[:, None] + within).ravel()
         sizes = np.full(len(numbers), size, dtype=np.int64)
         if len(whole) < len(numbers):  # the last, partial step is among them
             start = self._whole_steps * step_size + self._rank * self._last_size

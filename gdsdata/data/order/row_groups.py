@@ -24,6 +24,7 @@ import numpy as np
 
 from gdsdata.data.order.lanes import lane_places
 from gdsdata.data.order.permutation import Permutation, epoch_key, mix, mixed, permuted
+from gdsdata.data.whole_numbers import whole_number
 
 _MOST_LANES = 8
 _MOST_GROUPS_A_WINDOW = 16
@@ -49,6 +50,7 @@ class RowGroups:
         window_rows: M, rows of a lane that are mixed with each other.
 
     Raises:
+        TypeError: one of them is no whole number.
         ValueError: one of them is out of range.
     """
 
@@ -57,6 +59,7 @@ class RowGroups:
 
     def __post_init__(self) -> None:
         for name in ("lanes", "window_rows"):
+            object.__setattr__(self, name, whole_number(name, getattr(self, name)))
             if not 1 <= getattr(self, name) <= _LARGEST_WINDOW_ROWS:
                 raise ValueError(f"{self}: {name} must be in 1 .. {_LARGEST_WINDOW_ROWS}")
 
@@ -181,8 +184,8 @@ class RowGroupPermutation:
     def groups(self, lane: np.ndarray, first_step: int, last_step: int) -> np.ndarray:
         """Return the row groups in some lanes' windows in some steps: int64, each once."""
         a_step = self._step_samples // self._shape.lanes
-        places = np.minimum([first_step * a_step, (last_step + 1) * a_step - 1], max(0, self._lane_rows - 1))
-        first, last = (np.full_like(lane, place) for place in places)
+        places = first_step * a_step, (last_step + 1) * a_step - 1  # they may be more than numpy's numbers hold
+        first, last = (np.full_like(lane, min(place, max(0, self._lane_rows - 1))) for place in places)
         begin = lane * self._lane_rows + self._window_of(lane, first)[1]
         end = lane * self._lane_rows + self._window_of(lane, last)[2]
         found = [np.empty(0, np.int64)]
@@ -223,10 +226,12 @@ class InOrder:
     """
 
     def __init__(self, group_first_row: np.ndarray, step_samples: int, rank: int, world_size: int) -> None:
+        rows = int(group_first_row[-1])
+        step_samples = min(step_samples, rows + world_size - 1)  # lest a product of steps be too large for numpy
         self._group_first_row, self._step_samples = group_first_row, step_samples
         self._share = step_samples // world_size
         self._first = rank * self._share
-        self.steps_ahead = 2 * int(group_first_row[-1]) // max(1, len(group_first_row) - 1) // step_samples
+        self.steps_ahead = 2 * rows // max(1, len(group_first_row) - 1) // step_samples
 
     def groups(self, first_step: int, last_step: int) -> np.ndarray:
         begin = np.arange(first_step, last_step + 1, dtype=np.int64) * self._step_samples + self._first
