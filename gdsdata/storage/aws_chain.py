@@ -180,7 +180,7 @@ def _keys_of_botocore(profile_name: str | None, url: str) -> Keys:
     if found is None:
         _botocore_credentials.cache_clear()
         raise PermissionError(
-            f"{url}: no credentials were found, by botocore neither. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
+            f"{url}: no credentials were found, not even by botocore. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
             'or AWS_PROFILE; or set credentials="anonymous" for a public bucket.'
         )
     try:
