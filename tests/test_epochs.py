@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import time
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -321,6 +322,42 @@ def state_of_a_stateful_loader(folder: Path) -> int:
 
 def test_the_state_that_is_advised_can_be_had(tmp_path):
     assert in_new_process(state_of_a_stateful_loader, tmp_path) == 5
+
+
+def epochs_after_a_move(folder: Path, persistent: bool, move) -> list[list[np.ndarray]]:
+    """Return two epochs behind `move(dataset)`, which comes while a worker reads ahead."""
+    gate = folder / "gate"
+
+    def wait(batch):
+        while not gate.exists():
+            time.sleep(0.01)
+        return batch
+
+    def gated(folder):
+        return read(folder, transform=wait)
+
+    batches = loader(folder, 1, dataset=gated, persistent_workers=persistent, prefetch_factor=2 * BATCHES)
+    iterator = iter(batches)  # the worker is given the whole epoch to read
+    time.sleep(0.2)  # it begins
+    move(batches.dataset)
+    gate.touch()
+    if persistent:
+        time.sleep(0.3)  # it ends the epoch that it has begun
+    del iterator
+    return [by_for(batches) for _ in range(2)]
+
+
+def epochs_after_set_epoch(folder: Path, persistent: bool):
+    return epochs_after_a_move(folder, persistent, lambda dataset: dataset.set_epoch(5))
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_that_read_ahead_do_not_undo_set_epoch(tmp_path, persistent):
+    first, second = in_new_process(epochs_after_set_epoch, tmp_path, persistent)
+    dataset = read(tmp_path)
+    for epoch, found in ((5, first), (6, second)):
+        dataset.set_epoch(epoch)
+        assert_same_batches(found, by_for(dataset))
 
 
 def error_of_continuing_in_workers(folder: Path) -> str:

@@ -23,7 +23,7 @@ _MOST_WORKERS = 1024
 # column for each worker: the epoch of its next iterator, and the batches of it that its last one
 # handed out. The third one has the notes below.
 _EPOCHS, _BATCHES, _NOTES = range(3)
-_IS_IN_WORKERS, _HAS_WARNED = range(2)
+_IS_IN_WORKERS, _HAS_WARNED, _MOVES = range(3)
 _ON_BREAK = ("restart", "continue")
 _LARGEST_EPOCH = 2**62  # so that the rows have place for the next one
 
@@ -51,10 +51,12 @@ class Begun:
         start: how many of its batches are left out, because they were handed out before.
         numbers: the epoch's batches that it gives.
         workers: how many worker processes share the epoch; 0 outside of a DataLoader's workers.
+        moves: how often their parent had set the place before.
     """
 
-    def __init__(self, epoch: int, start: int, numbers: range, workers: int) -> None:
+    def __init__(self, epoch: int, start: int, numbers: range, workers: int, moves: int) -> None:
         self.epoch, self.start, self.numbers, self.workers = epoch, start, numbers, workers
+        self.moves = moves
 
 
 class _Position(NamedTuple):
@@ -178,10 +180,13 @@ class Progress:
             self._move_to(_Position(epoch, 0, 0))
 
     def _move_to(self, position: _Position) -> None:
+        rows = self._rows()
+        if get_worker_info() is None:
+            rows[_NOTES, _IS_IN_WORKERS] = False
+            if rows[_BATCHES].any() or (rows[_EPOCHS] != position.epoch).any():
+                rows[_NOTES, _MOVES] += 1
         self._set(_EPOCHS, position.epoch)
         self._set(_BATCHES, 0)
-        if get_worker_info() is None:
-            self._rows()[_NOTES, _IS_IN_WORKERS] = False
         self._position, self._set_in, self._loaded_step, self._newest = position, os.getpid(), None, None
 
     def state(self) -> dict[str, int]:
@@ -264,7 +269,7 @@ class Progress:
         self._set(_EPOCHS, epoch if numbers else epoch + 1)
         self._set(_BATCHES, 0)
         self._rows()[_NOTES, _IS_IN_WORKERS] = worker is not None
-        self._newest = Begun(epoch, start, numbers, workers)
+        self._newest = Begun(epoch, start, numbers, workers, int(self._rows()[_NOTES, _MOVES]))
         return self._newest
 
     def _is_broken_off(self, epoch: int) -> bool:
@@ -294,7 +299,7 @@ class Progress:
 
     def handed_out(self, iterator: Begun, given: int) -> None:
         """Note that ``iterator`` has given so many of its batches."""
-        if self._newest is not iterator:
+        if self._newest is not iterator or self._has_moved(iterator):
             return
         self._position = _Position(iterator.epoch, iterator.start + given, iterator.workers)
         is_over = given == len(iterator.numbers)
@@ -304,6 +309,10 @@ class Progress:
             self._set(_EPOCHS, iterator.epoch + 1)
             if iterator.workers <= 1:  # else the others may have batches left, and this one's state must wait for them
                 self._position = None
+
+    def _has_moved(self, iterator: Begun) -> bool:
+        """Return whether the parent has set another place since this worker began."""
+        return iterator.workers > 0 and bool(self._rows()[_NOTES, _MOVES] != iterator.moves)
 
     def exhausted(self, iterator: Begun) -> None:
         """Note that ``iterator`` was asked for a batch behind its last one."""
