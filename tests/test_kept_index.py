@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import textwrap
 import warnings
 from multiprocessing.context import set_spawning_popen
@@ -26,7 +27,7 @@ from gdsdata.data import indexing
 from gdsdata.data.identity import identity_of
 from gdsdata.data.split import Split
 from gdsdata.errors import CorruptData
-from gdsdata.formats import Megatron, Npy, Records, kept_index, stored_index
+from gdsdata.formats import Megatron, Npy, Records, Tar, kept_index, stored_index
 
 LONG_AGO = 1_000_000_000
 
@@ -523,3 +524,15 @@ def test_another_rank_goes_on_if_the_one_that_makes_the_index_is_killed(tmp_path
     assert sorted(ended(ranks)) == ["", "9", "9"]
     assert builders(tmp_path)[0] == killed
     assert len(builders(tmp_path)) >= 2
+
+
+@pytest.mark.parametrize(
+    "kept", [lambda url: {"cache": url}, lambda url: {"cache": None, "format": Tar(index_cache=url)}]
+)
+def test_an_index_is_kept_in_no_store(tmp_path, kept, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with tarfile.open("a.tar", "w") as tar:
+        tar.addfile(tarfile.TarInfo("a.txt"))
+    with pytest.raises(ValueError, match=r"cache='s3://bucket/index' is a URL: give a local folder"):
+        dataset("a.tar", **kept("s3://bucket/index"))
+    assert os.listdir() == ["a.tar"]

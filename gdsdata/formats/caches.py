@@ -15,9 +15,12 @@ def folder_of(where: str | os.PathLike[str], kind: str) -> str:
     """Return the folder that ``where`` means.
 
     ``"user"`` is ``~/.cache/gdsdata/KIND``; ``XDG_CACHE_HOME`` moves it.
+
+    Raises:
+        ValueError: it is a URL.
     """
     if where != "user":
-        return os.fspath(where)
+        return _given(where)
     above = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return os.path.join(above, "gdsdata", kind)
 
@@ -41,10 +44,19 @@ def place_of(path: str, where: str, kind: str, ending: str) -> str:
 def folder_of_objects(where: str | os.PathLike[str], kind: str) -> str:
     """Return the folder that ``where`` means for what is made of objects."""
     if where not in ("user", "beside"):
-        return os.fspath(where)
+        return _given(where)
     from gdsdata.storage.settings import folder_of_derived
 
     return folder_of_derived(kind) or folder_of("user", kind)
+
+
+def _given(where: str | os.PathLike[str]) -> str:
+    folder = os.fspath(where)
+    if "://" not in folder:
+        return folder
+    from gdsdata.storage.location import local_folder
+
+    return local_folder("cache", folder)
 
 
 def make_folder(folder: str) -> None:
