@@ -64,6 +64,14 @@ def serve() -> None:
         _thread.start()
 
 
+def local_path(path: str) -> str:
+    """Return a path or URL as `gdsdata.storage.location.local_path` does."""
+    if "://" not in path:
+        return path
+    found: str = importlib.import_module(_LOCATION, "gdsdata").local_path(path)
+    return found
+
+
 def use_cache(folder: str | None, most_bytes: int | None) -> None:
     """Keep objects that are opened from now on in a folder.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import operator
 import os
@@ -29,6 +28,7 @@ from gdsdata.io.engine import (
 )
 from gdsdata.io.new_memory import new_storage
 from gdsdata.io.options import EngineOptions
+from gdsdata.io.remote_access import local_path
 
 _PRIORITIES = ("background", "training")
 _DEFAULTS = EngineOptions()
@@ -316,11 +316,7 @@ def _path_of(path: str | os.PathLike[str]) -> str:
     """
     if not isinstance(path, (str, bytes, os.PathLike)):
         raise _wrong_type("path", path, "give a str or an os.PathLike")
-    text = os.fsdecode(path)
-    if "://" not in text:
-        return text
-    found: str = importlib.import_module(".storage.location", "gdsdata").local_path(text)  # late: few paths are URLs
-    return found
+    return local_path(os.fsdecode(path))
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:

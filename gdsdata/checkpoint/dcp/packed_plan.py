@@ -1,7 +1,7 @@
 """A rank's load plan on the way through `torch.distributed.checkpoint.load`.
 
 torch sends the plans of all ranks to one rank and back. A plan as torch pickles it takes 37 us of
-that rank for each item.
+that rank for each item (two cores, 2026-11-29).
 """
 
 from __future__ import annotations
