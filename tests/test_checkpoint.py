@@ -234,7 +234,7 @@ def test_into_takes_views_and_other_orders_of_elements(tmp_path):
 
 def test_into_with_other_names_shapes_or_dtypes_says_which(tmp_path):
     torch.save({"a": torch.zeros(3), "b": torch.zeros(2), "n": 1}, tmp_path / "x.pt")
-    with pytest.raises(ValueError, match=r"different names .* c only in into, b, n only in the file"):
+    with pytest.raises(ValueError, match=r"different names: c only in into, b, n only in the file"):
         gdsdata.load(tmp_path / "x.pt", into={"a": torch.zeros(3), "c": torch.zeros(1)})
     into = {"a": torch.ones(3), "c": torch.ones(1)}
     gdsdata.load(tmp_path / "x.pt", into=into, strict=False)
@@ -243,7 +243,7 @@ def test_into_with_other_names_shapes_or_dtypes_says_which(tmp_path):
         gdsdata.load(tmp_path / "x.pt", into={"a": torch.zeros(4)}, strict=False)
     with pytest.raises(ValueError, match="dtype= allows a cast"):
         gdsdata.load(tmp_path / "x.pt", into={"a": torch.zeros(3).double()}, strict=False)
-    with pytest.raises(ValueError, match="n is a tensor in one of"):
+    with pytest.raises(ValueError, match="n is a tensor in into, and none in '"):
         gdsdata.load(tmp_path / "x.pt", into={"n": torch.zeros(3)}, strict=False)
 
 

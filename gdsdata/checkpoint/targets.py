@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 
@@ -22,6 +22,26 @@ from gdsdata.checkpoint.tensor_reader import TensorReader
 from gdsdata.checkpoint.tree import Path, any_leaf, leaves, name_of
 
 _MOST_NAMES_SHOWN = 5
+
+
+class Words(NamedTuple):
+    """Words in which a tree is refused that a file cannot fill.
+
+    Attributes:
+        tree: what the tree is called.
+        misnamed, unlike: what to do about other names, and about another shape or dtype.
+        uncopied: what else to do about a tensor that takes no copy.
+    """
+
+    tree: str
+    misnamed: str
+    unlike: str
+    uncopied: str
+
+
+OF_A_LOAD = Words(
+    "into", "strict=False takes those in both", "dtype= allows a cast to its dtype", ", or load it without into="
+)
 
 
 def check_into(path: str, into: Any) -> None:
@@ -85,33 +105,37 @@ def _is_expanded(target: torch.Tensor) -> bool:
     return 0 in strides and any(step == 0 and size > 1 for step, size in zip(strides, target.shape, strict=True))
 
 
-def check_fits(path: str, place: Path, target: Any, leaf: Any, dtype: torch.dtype | None = None) -> None:
+def check_fits(
+    path: str, place: Path, target: Any, leaf: Any, dtype: torch.dtype | None = None, words: Words = OF_A_LOAD
+) -> None:
     """Check `fits` for what the file ``path`` has at ``place``.
 
     Raises:
         ValueError: it does not fit, or only one of ``target`` and ``leaf`` is a tensor.
     """
-    if isinstance(target, torch.Tensor) != isinstance(leaf, (Stored, torch.Tensor)):
-        raise ValueError(f"{name_of(place)} is a tensor in one of '{path}' and into, and none in the other")
+    name, is_tensor = name_of(place), isinstance(target, torch.Tensor)
+    if is_tensor != isinstance(leaf, (Stored, torch.Tensor)):
+        has, lacks = (words.tree, f"'{path}'") if is_tensor else (f"'{path}'", words.tree)
+        raise ValueError(f"{name} is a tensor in {has}, and none in {lacks}")
     if fits(target, leaf, dtype):
         return
     if not has_own_memory(target) or not (isinstance(leaf, Stored) or has_own_memory(leaf)):
         raise ValueError(
-            f"{name_of(place)} in '{path}' is {_described(leaf)}, and the tensor to fill is {_described(target)}: "
-            f"one cannot be copied into the other: {AS_IT_WAS}, or load it without into="
+            f"{name} in '{path}' is {_described(leaf)}, and the tensor to fill is {_described(target)}: "
+            f"one cannot be copied into the other: {AS_IT_WAS}{words.uncopied}"
         )
     if _is_expanded(target):
         raise ValueError(
-            f"{name_of(place)} is to be filled from '{path}', but it was expanded: elements of it share one place. "
+            f"{name} is to be filled from '{path}', but it was expanded: elements of it share one place. "
             "Give a tensor with a place for each, as expanded.contiguous() is"
         )
     raise ValueError(
-        f"{name_of(place)} in '{path}' has shape {tuple(leaf.shape)} and dtype {leaf.dtype}, and the tensor to "
-        f"fill {tuple(target.shape)} and {target.dtype} (dtype= allows a cast to it)"
+        f"{name} in '{path}' has shape {tuple(leaf.shape)} and dtype {leaf.dtype}, and the tensor to fill "
+        f"{tuple(target.shape)} and {target.dtype}: {words.unlike}"
     )
 
 
-def check_names(path: str, asked: set[Path], saved: set[Path]) -> None:
+def check_names(path: str, asked: set[Path], saved: set[Path], words: Words = OF_A_LOAD) -> None:
     """Check that the file ``path`` has the names that were asked for, and no others.
 
     Raises:
@@ -119,8 +143,8 @@ def check_names(path: str, asked: set[Path], saved: set[Path]) -> None:
     """
     if asked != saved:
         raise ValueError(
-            f"'{path}' and into have different names (strict=False takes those in both): {some_names(asked - saved)} "
-            f"only in into, {some_names(saved - asked)} only in the file"
+            f"'{path}' and {words.tree} have different names: {some_names(asked - saved)} only in {words.tree}, "
+            f"{some_names(saved - asked)} only in the file: {words.misnamed}"
         )
 
 

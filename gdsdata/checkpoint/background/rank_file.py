@@ -15,19 +15,22 @@ from gdsdata.checkpoint.explanations import forbidden
 from gdsdata.checkpoint.gc_pause import collector_paused
 from gdsdata.checkpoint.open_object import open_path
 from gdsdata.checkpoint.stored import Stored
-from gdsdata.checkpoint.targets import check_fits, check_not_on_meta, fill, fits, some_names
-from gdsdata.checkpoint.tensor_kinds import AS_IT_WAS, are_of_one_kind, has_own_memory
+from gdsdata.checkpoint.targets import Words, check_fits, check_names, check_not_on_meta, fill, fits
+from gdsdata.checkpoint.tensor_kinds import are_of_one_kind
 from gdsdata.checkpoint.tensor_reader import TensorReader
 from gdsdata.checkpoint.torch_zip.archive import open_archive
 from gdsdata.checkpoint.torch_zip.archive_reader import unpickle_structure
 from gdsdata.checkpoint.torch_zip.unpickling import NotPlain
-from gdsdata.checkpoint.tree import Path, first_device, leaves, map_leaves, name_of
+from gdsdata.checkpoint.tree import Path, first_device, leaves, map_leaves
 from gdsdata.errors import CorruptData
 from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
 
 if TYPE_CHECKING:
     from gdsdata.collective.transfers import SharedReads
+
+
+_OF_A_RESTORE = Words("the state", "restore into the names that were saved", "restore into what was saved", "")
 
 
 @collector_paused()
@@ -121,41 +124,12 @@ def _check_strictly(
         ValueError: they do not agree.
     """
     saved = [place for place in saved_of if place[0] == name]
-    asked, found = {place for place in target_of if place[0] == name}, set(saved)
-    if asked != found:
-        raise ValueError(
-            f"'{path}' and the state have different names under {name!r}: {some_names(asked - found)} only in the "
-            f"state, {some_names(found - asked)} only in the file: restore into the names that were saved"
-        )
+    check_names(path, {place for place in target_of if place[0] == name}, set(saved), _OF_A_RESTORE)
     for place in itertools.filterfalse(filled.__contains__, saved):
         leaf, target = saved_of[place], target_of[place]
         is_tensor = isinstance(leaf, (Stored, torch.Tensor)) or isinstance(target, torch.Tensor)
         if is_tensor and not are_of_one_kind(target, leaf):
-            _check_fits(path, place, target, leaf)
-
-
-def _check_fits(path: str, place: Path, target: Any, leaf: Any) -> None:
-    """Do as `check_fits`, in the words of a restore, which has fewer arguments than a load.
-
-    Raises:
-        ValueError: the target does not fit.
-    """
-    saved, remedy = f"{name_of(place)} in '{path}'", "restore into what was saved"
-    if isinstance(target, torch.Tensor) != isinstance(leaf, (Stored, torch.Tensor)):
-        raise ValueError(
-            f"{name_of(place)} is a tensor in one of '{path}' and the state, and none in the other: {remedy}"
-        )
-    if not has_own_memory(target) or not (isinstance(leaf, Stored) or has_own_memory(leaf)):
-        raise ValueError(
-            f"{saved} cannot be copied into the state's tensor of {target.layout} and type {type(target).__name__}: "
-            f"{AS_IT_WAS}"
-        )
-    if target.shape != leaf.shape or target.dtype != leaf.dtype:
-        raise ValueError(
-            f"{saved} has shape {tuple(leaf.shape)} and dtype {leaf.dtype}, and the tensor of the state "
-            f"{tuple(target.shape)} and {target.dtype}: {remedy}"
-        )
-    check_fits(path, place, target, leaf)
+            check_fits(path, place, target, leaf, words=_OF_A_RESTORE)
 
 
 def _device_like(location: str) -> torch.device:
