@@ -12,12 +12,13 @@ from __future__ import annotations
 import functools
 import operator
 import threading
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from gdsdata.errors import warn
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -34,11 +35,9 @@ def warn_if_newer() -> None:
     major, minor = map(int, torch.__version__.split(".")[:2])
     if (major, minor) > CHECKED[1]:
         oldest, newest = (".".join(map(str, version)) for version in CHECKED)
-        warnings.warn(
+        warn(
             f"gdsdata was checked with torch {oldest} to {newest}, and this is torch {torch.__version__}. Checkpoints "
-            "use private parts of torch, which may have changed: verify a saved file by torch.load, or update gdsdata",
-            RuntimeWarning,
-            stacklevel=3,
+            "use private parts of torch, which may have changed: verify a saved file by torch.load, or update gdsdata"
         )
 
 

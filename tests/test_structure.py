@@ -161,7 +161,7 @@ FOLDERS = {
     "observe.counted": set(),
     "io": {"_engine", "errors", "formats.index", "formats.sample", "torch_private"},
     "progress_bars": set(),
-    "torch_private": set(),
+    "torch_private": {"errors"},
     "lazy": set(),
     "version": set(),
     "errors": set(),
@@ -331,6 +331,11 @@ def test_adapters_of_frameworks_are_short():
 def test_only_engine_py_imports_the_extension():
     importers = [path for path in PACKAGE.rglob("*.py") if "_engine" in imported_modules(path)]
     assert importers == [PACKAGE / "io" / "engine.py"]
+
+
+def test_warnings_come_by_the_function_that_finds_the_callers_line():
+    others = [path for path in PACKAGE.rglob("*.py") if "warnings.warn(" in path.read_text()]
+    assert others == [PACKAGE / "errors.py"], "use gdsdata.errors.warn"
 
 
 # --- private parts of torch -------------------------------------------------------------------------------------------

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from gdsdata.errors import warn
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -162,10 +163,9 @@ def group_of(kind: type[GroupT], name: str, given: GroupT | None, old: dict[str,
         return kind() if given is None else given
     if given is not None:
         raise TypeError(f"{names} belongs into {name}=gdsdata.{kind.__name__}(...), which is given too")
-    warnings.warn(
+    warn(
         f"GDSDataset({names}...) is an old spelling, which the next version refuses: write "
         f"GDSDataset({name}=gdsdata.{kind.__name__}({names}...))",
         DeprecationWarning,
-        stacklevel=4,
     )
     return kind(**spelled)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
-import warnings
 import weakref
 from collections.abc import Mapping
 from multiprocessing.context import get_spawning_popen
@@ -17,6 +16,7 @@ from torch.utils.data import get_worker_info
 
 from gdsdata import torch_private
 from gdsdata.data.whole_numbers import shown, whole_number
+from gdsdata.errors import warn
 
 _MOST_WORKERS = 1024
 # A DataLoader's workers share these rows with the process that began them. The first two have a
@@ -289,12 +289,11 @@ class Progress:
         at, after = self._position, ""
         if worker is None and at is not None and at.epoch == epoch and at.batches:
             after = f" after {at.batches} of {epoch_batches} batches"
-        warnings.warn(
+        warn(
             f"gdsdata: epoch {epoch} was broken off{after} and starts again with the same batches. A loop that takes "
             'only some batches of each epoch never sees the others. on_break="continue" goes on behind the last batch '
             'that was handed out; set_epoch() begins another epoch; on_break="restart" is this without a warning.',
             UserWarning,
-            stacklevel=4,
         )
 
     def handed_out(self, iterator: Begun, given: int) -> None:

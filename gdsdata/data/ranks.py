@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import multiprocessing
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,6 +16,7 @@ import torch.distributed
 from torch.utils.data import get_worker_info
 
 from gdsdata.data.whole_numbers import whole_number
+from gdsdata.errors import warn
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -259,7 +259,7 @@ def _of_slurm() -> Share | None:
 
 @functools.cache
 def _warn_once(message: str) -> None:
-    warnings.warn(message, UserWarning, stacklevel=2)
+    warn(message, UserWarning)
 
 
 def _checked(rank_name: str, size_name: str) -> Share:

@@ -23,12 +23,12 @@ import os
 import random
 import re
 import time
-import warnings
 from collections.abc import Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from gdsdata.errors import warn
 from gdsdata.formats import caches
 from gdsdata.formats.catalog import FORMATS
 from gdsdata.formats.index import Format, SampleIndex
@@ -219,7 +219,7 @@ def _waited_for(lock: int, place: str) -> bool:
         if not said and time.monotonic() - begun > _SAID_AFTER_S:
             said = True
             message = f"gdsdata: waiting for the process that holds {place}.lock and makes this index"
-            warnings.warn(message, RuntimeWarning, stacklevel=2)
+            warn(message)
         time.sleep(_LOCK_POLL_S)
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import os
 import struct
-import warnings
 import zlib
 
 import numpy as np
 
+from gdsdata.errors import warn
 from gdsdata.formats import caches
 from gdsdata.formats.parsers.tar_members import RECORD_BYTES, Members
 from gdsdata.storage.regular import regular
@@ -101,5 +101,5 @@ def keep(kept_at: str | None, kept: bytes) -> None:
             file.write(kept)
     except OSError as error:
         folder = os.path.dirname(kept_at)
-        message = f"the index of tar files cannot be kept in {folder}, and will be made again: {error.strerror}"
-        warnings.warn(message, stacklevel=4)
+        message = f"gdsdata: the index of tar files cannot be kept in {folder}: {error.strerror}. It will be made again"
+        warn(message, UserWarning)

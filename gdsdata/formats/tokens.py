@@ -9,14 +9,13 @@ Sources of the formats: nanoGPT ``data/openwebtext/prepare.py`` (``tofile`` of u
 from __future__ import annotations
 
 import struct
-import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
-from gdsdata.errors import CorruptData
+from gdsdata.errors import CorruptData, warn
 from gdsdata.formats.index import Index, count_items, first_samples
 from gdsdata.formats.parsers import magics
 from gdsdata.formats.sample import Sample, numpy_dtype
@@ -148,11 +147,9 @@ def _warn_of_another_dtype(heads: list[bytes], paths: list[str], layouts: list[_
     for file in bare[:: max(1, len(bare) // _LOOKED_AT)]:
         head, path, layout = heads[file], paths[file], layouts[file]
         if (seems := seeming_dtype(head, layout.dtype)) is not None:
-            warnings.warn(
+            warn(
                 f"gdsdata: {path} is read as tokens of {layout.dtype.name}, but its first {len(head)} bytes seem to be "
-                f'of {seems}: if so, pass Tokens("{seems}")',
-                RuntimeWarning,
-                stacklevel=4,
+                f'of {seems}: if so, pass Tokens("{seems}")'
             )
             return
 

@@ -18,7 +18,6 @@ import io
 import os
 import shutil
 import time
-import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +25,7 @@ from functools import partial
 from types import ModuleType
 from typing import BinaryIO, NamedTuple, Protocol
 
-from gdsdata.errors import CorruptData, IoError
+from gdsdata.errors import CorruptData, IoError, warn
 from gdsdata.formats import caches, litdata_frames
 from gdsdata.formats.shards import Shard, missing_shards_named
 from gdsdata.progress_bars import Bar, bar
@@ -121,11 +120,9 @@ def unpacked(shards: Sequence[Shard], where: str | None, kind: str) -> list[Shar
         finally:
             threads.shutdown(cancel_futures=True)
         _sweep({targets[packed.shard.path] for packed in lacking})
-        warnings.warn(
+        warn(
             f"gdsdata: {len(lacking)} compressed shards were unpacked into {folder}, where their "
-            f"{lacking_bytes / 1e9:.3g} GB stay for the next time (unpacked= chooses another place)",
-            RuntimeWarning,
-            stacklevel=5,
+            f"{lacking_bytes / 1e9:.3g} GB stay for the next time (unpacked= chooses another place)"
         )
     return [shard._replace(path=targets.get(shard.path, shard.path)) for shard in shards]
 

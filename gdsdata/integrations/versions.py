@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Iterator
 
 from gdsdata.doctor.frameworks import FRAMEWORKS, installed
+from gdsdata.errors import warn
 
 
 @contextlib.contextmanager
@@ -32,8 +32,6 @@ def importing(framework: str) -> Iterator[None]:
             raise ImportError(f"{error}. {tested}: install that one") from error
         raise ImportError(f"{tested}, and {found.version} is installed, which does not fit: {error}") from error
     if found.answer != "tested":
-        warnings.warn(
-            f"{tested}, and {found.version} is installed: it may work. Verify what a program saves by loading it again",
-            RuntimeWarning,
-            stacklevel=4,
+        warn(
+            f"{tested}, and {found.version} is installed: it may work. Verify what a program saves by loading it again"
         )

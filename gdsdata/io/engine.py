@@ -9,7 +9,6 @@ import importlib.util
 import os
 import threading
 import time
-import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -18,7 +17,7 @@ import numpy as np
 import torch
 
 from gdsdata import torch_private
-from gdsdata.errors import BackendUnavailable
+from gdsdata.errors import BackendUnavailable, warn
 from gdsdata.io import (
     at_fork,  # noqa: F401 (it registers what a fork needs)
     program_end,  # noqa: F401 (registers its exit handler first, so that it is called last)
@@ -311,7 +310,7 @@ def warn_once(message: str) -> None:
     """Warn of a fallback, once for each message in this process."""
     if message not in _warned:
         _warned.add(message)
-        warnings.warn(f"gdsdata: {message}", RuntimeWarning, stacklevel=3)
+        warn(f"gdsdata: {message}")
 
 
 def file_table(index: IndexedFiles, in_memory: Mapping[str, int] | None = None) -> _engine.FileTable:

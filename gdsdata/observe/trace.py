@@ -7,12 +7,12 @@ import json
 import os
 import re
 import time
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from gdsdata.errors import warn
 from gdsdata.io import engine
 
 # Rows of a trace are threads, and the system's numbers of threads are below this.
@@ -75,7 +75,7 @@ def _add_rows(path: str, workers: tuple[engine.WorkerSpans, ...], unix_ns: int) 
     base = re.search(rb'"baseTimeNanoseconds":\s*(\d+)', text)
     events = re.search(rb'"traceEvents":\s*\[', text)
     if base is None or events is None:
-        warnings.warn(f"gdsdata: {path} is no trace as torch writes them: the engine's work is not in it", stacklevel=3)
+        warn(f"gdsdata: {path} is no trace as torch writes them: the engine's work is not in it", UserWarning)
         return
     rows = ",\n".join(_events(workers, unix_ns - int(base[1])))
     with open_file(path, "wb") as file:
