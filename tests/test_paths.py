@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from gdsdata.storage.paths import JoinedPaths, absolute, absolutes, chosen, contain, ends_of, joined
+from gdsdata.storage.paths import JoinedPaths, absolutes, chosen, contain, ends_of, joined
 
 KINDS = {
     "one": ["/a"],
@@ -75,8 +75,15 @@ def test_they_join_without_a_copy(both):
 
 def test_absolute_paths_are_those_of_the_system():
     paths = ["".join(letters) for count in range(6) for letters in itertools.product("/.a", repeat=count)]
-    assert [absolute(path) for path in paths] == [os.path.abspath(path) for path in paths]
-    assert type(absolute(np.str_("/a/b"))) is str  # an array of names has strings of a class of its own
+    assert [absolutes([path]) for path in paths] == [[os.path.abspath(path)] for path in paths]
+    (found,) = absolutes([np.str_("/a/b")])
+    assert type(found) is str  # an array of names has strings of a class of its own
+
+
+@pytest.mark.parametrize("hidden", ["/.a/b", "/..a/b", "/.../b", "/a/.b", "/a/..b", "/a/...", "/é/.é"])
+def test_hidden_files_and_folders_are_absolute_as_they_are(monkeypatch, hidden):
+    monkeypatch.setattr(os.path, "abspath", None)
+    assert absolutes(["/a", hidden, "/b"]) == ["/a", hidden, "/b"]
 
 
 class Named(str):
