@@ -23,7 +23,7 @@ from gdsdata.formats.extents import Extents
 from gdsdata.formats.fields import Field, FieldIndex
 from gdsdata.io import engine
 
-PIL = pytest.importorskip("PIL.Image")
+PIL, PIL_OPS = pytest.importorskip("PIL.Image"), pytest.importorskip("PIL.ImageOps")
 codec = pytest.importorskip("torchvision.io") and images.codec()
 pytestmark = pytest.mark.filterwarnings("ignore:The image decoding and encoding:DeprecationWarning")
 
@@ -124,6 +124,15 @@ def test_what_exif_says_is_turned_comes_upright(kind):
     upright = codec.decode(sample(encoded(photo(), kind)), "RGB")
     found = codec.decode(sample(encoded(photo(), kind, exif=turned(6))), "RGB")  # 6: the top is on the right
     assert torch.equal(found, upright.rot90(-1, (1, 2)))
+
+
+@pytest.mark.parametrize("prefix", [b"", b"Exif\0\0"], ids=["tiff", "exif"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_webp_comes_upright_as_exif_says(orientation, prefix):
+    exif = prefix + turned(orientation).removeprefix(b"Exif\0\0")
+    content = encoded(photo(), "WEBP", lossless=True, exif=exif, icc_profile=b"odd")
+    upright = PIL_OPS.exif_transpose(PIL.open(io.BytesIO(content)))
+    assert torch.equal(codec.decode(sample(content), "RGB"), pixels(upright))
 
 
 # -------------------------------------------------------------------------------------------------------------- errors

@@ -16,7 +16,7 @@ _FRAMES = (0xC0, 0xC1, 0xC2)
 _NO_FRAMES = (0xC4, 0xC8, 0xCC)  # among the codes of frames: tables, and one that is reserved
 _PNG, _GIF = b"\x89PNG\r\n\x1a\n", b"GIF8"
 _START, _END, _APP1 = b"\xff\xd8", b"\xff\xd9", 0xE1
-_EXIF, _RIFF = b"Exif\0\0", b"RIFF"
+_EXIF, _RIFF, _WEBP_EXIF = b"Exif\0\0", b"RIFF", b"EXIF"
 _ORIENTATION = 0x0112  # the tag in EXIF's first directory; 1 is upright
 _RGB_TO_GRAY = (0.299, 0.587, 0.114)  # ITU-R BT.601, as JPEG's own luma
 
@@ -77,9 +77,12 @@ def _torchvision() -> Codec:
     modes = library.ImageReadMode
 
     def decode(content: torch.Tensor, mode: str) -> torch.Tensor:
-        asked = "RGB" if content[:4].numpy().tobytes() == _RIFF else mode  # WebP has no gray mode
+        is_webp = content[:4].numpy().tobytes() == _RIFF
+        asked = "RGB" if is_webp else mode  # WebP has no gray mode
         image = library.decode_image(content, mode=modes[asked], apply_exif_orientation=True)
         image = image[0] if image.dim() == 4 else image
+        if is_webp:  # torchvision turns JPEG and PNG alone
+            image = _upright(image, _orientation_of_webp(content.numpy().data))
         if image.dtype == torch.uint16:
             image = ((image.to(torch.int32) * 255 + 32895) >> 16).to(torch.uint8)  # rounds x / 257
         return gray(image) if mode == "GRAY" and len(image) != 1 else image
@@ -147,6 +150,31 @@ def is_plain_jpeg(content: torch.Tensor) -> bool:
             return False
         at += 2 + length
     return False
+
+
+def _orientation_of_webp(data: memoryview) -> int:
+    """Return the orientation in a WebP's EXIF; 1 if it has none.
+
+    Source: RFC 9649, 2.3 and 2.7.
+    """
+    at = 12
+    while at + 8 <= len(data):
+        end = at + 8 + int.from_bytes(data[at + 4 : at + 8], "little")
+        if data[at : at + 4] == _WEBP_EXIF:
+            tiff = data[at + 8 : end]
+            return _orientation(tiff[len(_EXIF) :] if tiff[: len(_EXIF)] == _EXIF else tiff)
+        at = end + end % 2
+    return 1
+
+
+def _upright(image: torch.Tensor, orientation: int) -> torch.Tensor:
+    """Return an image (C, height, width) turned and mirrored as EXIF says."""
+    if not 2 <= orientation <= 8:
+        return image
+    if orientation >= 5:
+        image = image.transpose(1, 2)
+    flipped = {2: (2,), 3: (1, 2), 4: (1,), 6: (2,), 7: (1, 2), 8: (1,)}.get(orientation, ())
+    return image.flip(flipped)
 
 
 def _orientation(tiff: memoryview) -> int:
