@@ -189,6 +189,16 @@ class TestSamples:
         members = [(f"{i}.{'early' if i < 100 else 'late'}", b"") for i in range(150)]
         assert [field.name for field in index(shard(tmp_path / "a.tar", members)).fields] == ["early"]
 
+    def test_the_first_samples_are_those_of_several_files_if_these_have_few(self, tmp_path):
+        paths = [shard(tmp_path / "0.tar", [("0.jpg", b"0"), ("1.jpg", b"1")]), shard(tmp_path / "1.tar", [])]
+        paths.append(
+            shard(tmp_path / "2.tar", [("2.txt", b"a"), ("2.jpg", b"2"), *((f"{i}.jpg", b"") for i in range(3, 101))])
+        )
+        paths.append(shard(tmp_path / "3.tar", [("0.late", b"")]))
+        found = index(*paths)
+        assert [field.name for field in found.fields] == ["jpg", "txt"]
+        assert read(found)[:3] == [{"jpg": b"0"}, {"jpg": b"1"}, {"jpg": b"2", "txt": b"a"}]
+
     def test_a_field_that_no_sample_has_is_refused(self, tmp_path):
         path = shard(tmp_path / "a.tar", [("0.jpg", b""), ("0.cls", b"")])
         with pytest.raises(ValueError, match="no sample of .*a.tar .* has the field 'png': they have 'jpg', 'cls'"):

@@ -7,8 +7,10 @@ result is kept (`tar_index`), and used while size and mtime of the file are the 
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
 import numpy as np
 
@@ -25,6 +27,9 @@ from gdsdata.storage.opened import of_each, open_file
 # are a mistake in the names.
 _FIRST_SAMPLES = 100
 _MOST_FIELDS = 64
+
+# The members of a file, its size in bytes and its last modification in ns.
+_Found = tuple[Members, int, int]
 
 
 @dataclass(frozen=True)
@@ -83,14 +88,15 @@ class Tar:
         # A kept index has no keys.
         index_cache = None if with_keys else self.index_cache
         found = of_each(partial(_members_of, index_cache=index_cache, with_keys=with_keys), paths)
-        for i, (path, (members, size, mtime)) in enumerate(zip(paths, found, strict=True)):
+        first = [] if names else _first_samples(found)
+        names = names or first_extensions([members for members, *_ in first], paths[0])
+        for i, (members, size, mtime) in enumerate(chain(first, found)):
             size_bytes[i], mtime_ns[i] = size, mtime
             counts.append(members.samples)
             if members.samples:
-                names = names or first_extensions(members, path)
                 builder.add(*field_table(members, names))
                 extensions.update(dict.fromkeys(members.extensions[:_MOST_FIELDS]))
-        if names is None or not any(counts):
+        if not any(counts):
             raise ValueError(f"no samples in {paths[0]} (of {len(paths)} files): a sample's file has a name with a dot")
         extents = builder.extents()
         for field, name in enumerate(names):
@@ -114,17 +120,37 @@ class Tar:
         return [path for path in paths if not path.endswith(".idx")] or paths
 
 
-def first_extensions(members: Members, path: str) -> tuple[str, ...]:
+def _first_samples(found: Iterator[_Found]) -> list[_Found]:
+    """Take so many files that they have the first samples."""
+    first, samples = [], 0
+    for one in found:
+        first.append(one)
+        samples += one[0].samples
+        if samples >= _FIRST_SAMPLES:
+            break
+    return first
+
+
+def first_extensions(files: Sequence[Members], path: str) -> tuple[str, ...]:
     """Return the fields that the first samples have, in the order in which they come.
+
+    Args:
+        files: the first ones.
+        path: of one of them, for the error.
 
     Raises:
         ValueError: they are too many: the names have dots at which a key should not end.
     """
-    first = members.extension[: np.searchsorted(members.sample, _FIRST_SAMPLES)]
-    found = [members.extensions[i] for i in dict.fromkeys(first.tolist())]
+    names: dict[str, None] = {}
+    left = _FIRST_SAMPLES
+    for members in files:
+        first = members.extension[: np.searchsorted(members.sample, left)]
+        names.update((members.extensions[i], None) for i in dict.fromkeys(first.tolist()))
+        left = max(0, left - members.samples)
+    found = list(names)
     if len(found) > _MOST_FIELDS:
         raise ValueError(
-            f"{path}: its first {_FIRST_SAMPLES} samples have {len(found)} fields ({found[0]!r}, {found[1]!r}, ...): a "
+            f"{path}: the first {_FIRST_SAMPLES} samples have {len(found)} fields ({found[0]!r}, {found[1]!r}, ...): a "
             f"sample's key ends at the first dot of the name; name the fields that are wanted, or write other names"
         )
     return tuple(found)
@@ -146,7 +172,7 @@ def field_table(members: Members, names: tuple[str, ...]) -> tuple[np.ndarray, n
     return begin_bytes, length_bytes
 
 
-def _members_of(path: str, index_cache: str | None, with_keys: bool) -> tuple[Members, int, int]:
+def _members_of(path: str, index_cache: str | None, with_keys: bool) -> _Found:
     """Return the members of a file, its size in bytes and its last modification in ns."""
     with open_file(path, at_random=True) as file:  # what is read ahead is HeaderReader's business
         said = file.size_bytes, file.mtime_ns
