@@ -250,6 +250,12 @@ def test_classes_texts_and_json_are_decoded(tmp_path):
     assert decoded(tmp_path, [b'{"a": [1]}', b"null"], "json") == [{"a": [1]}, None]
 
 
+@pytest.mark.parametrize("dtype", ["<i8", ">f4"])
+def test_npy_members_of_a_single_element_make_a_batch_of_one_dimension(tmp_path, dtype):
+    found = decoded(tmp_path, [npy(np.array(i, dtype)) for i in range(3)], "npy")
+    assert found.shape == (3,) and found.tolist() == [0, 1, 2]
+
+
 def test_npy_members_are_stacked_where_they_are_alike(tmp_path):
     rng = np.random.default_rng(0)
     arrays = [rng.standard_normal((3, 4)).astype(">f4"), np.asfortranarray(rng.standard_normal((3, 4)).astype("f4"))]

@@ -290,4 +290,4 @@ def _decode_one_npy(sample: torch.Tensor) -> torch.Tensor:
     data = content[header.data_offset : header.data_offset + header.data_bytes]
     values = data.view(header.dtype).reshape(header.shape, order="F" if header.fortran_order else "C")
     torch_equivalent(header.dtype)  # raises if torch has no such dtype
-    return torch.from_numpy(np.ascontiguousarray(values, header.dtype.newbyteorder("=")))
+    return torch.from_numpy(np.asarray(values, header.dtype.newbyteorder("="), order="C"))
