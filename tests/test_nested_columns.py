@@ -230,6 +230,20 @@ class TestForms:
         with pytest.raises(ValueError, match='one dimension that varies.*"flat", "padded" or "list"'):
             list(gdsdata.GDSDataset(path, 3, device="cpu", fields=gdsdata.Fields(ragged="nested")))
 
+    @pytest.mark.parametrize(
+        ("rows", "kind", "shape"),
+        [
+            ([[], []], pa.list_(pa.list_(pa.int16())), (2, 0, 0)),
+            ([[], [[]]], pa.list_(pa.list_(pa.list_(pa.int16()))), (2, 1, 0, 0)),
+            ([[], []], pa.list_(pa.list_(pa.list_(pa.int16(), 3))), (2, 0, 0, 3)),
+            ([[], []], pa.list_(pa.binary()), (2, 0, 0)),
+        ],
+    )
+    def test_a_batch_of_empty_lists_of_lists_is_padded(self, tmp_path, rows, kind, shape):
+        path = write(tmp_path / "a.arrow", pa.table({"x": pa.array(rows, kind)}))
+        (batch,) = gdsdata.GDSDataset(path, 2, device="cpu", fields=gdsdata.Fields(ragged="padded"))
+        assert batch["x"].shape == shape
+
     def test_of_boxes_are_rows_of_four(self, tmp_path, suffix):
         boxes = pa.array([[[1, 2, 3, 4]], [], [[5, 6, 7, 8]] * 2], pa.list_(pa.list_(pa.float32(), 4)))
         (batch,) = gdsdata.GDSDataset(

@@ -57,6 +57,8 @@ class Ragged(NamedTuple):
         """
         if isinstance(self.values, Ragged):
             return Ragged(self.values.as_padded(), self.offsets).as_padded()
+        if len(self.offsets) == 1:  # the inner lists of samples that are all empty: pad_sequence refuses none
+            return self.values.new_empty(0, *self.values.shape)
         return torch.nn.utils.rnn.pad_sequence(self.as_list(), batch_first=True)
 
 
