@@ -324,6 +324,15 @@ def test_a_file_that_is_compressed_may_stand_beside_one_that_is_not(tmp_path):
     assert read(tmp_path) == {"x": [1, 2, 3, 4]}
 
 
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_structs_without_members_may_stand_beside_other_columns(tmp_path, compression):
+    empty = pa.struct([])
+    table = pa.table({"s": pa.array([{}, None], empty), "l": pa.array([[{}, {}], []], pa.list_(empty)), "x": [1, 2]})
+    path = write(tmp_path / "a.arrow", table, compression=compression)
+    assert read(path, decode={"l": "json"}) == {"l": [[{}, {}], []], "x": [1, 2]}
+    assert read(path, Arrow(columns=("x",))) == {"x": [1, 2]}
+
+
 def test_dictionaries_may_stand_behind_plain_values(tmp_path):
     write(tmp_path / "a.arrow", pa.table({"x": pa.array([1, 2], pa.int32())}))
     write(tmp_path / "b.arrow", pa.table({"x": pa.array([70, 80], pa.int32()).dictionary_encode()}))

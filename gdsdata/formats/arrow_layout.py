@@ -112,7 +112,7 @@ def _needs_of(kind: pyarrow.DataType) -> list[Need]:
     if is_bytes(kind) or is_list(kind) or types.is_map(kind):
         is_large = types.is_large_string(kind) or types.is_large_binary(kind) or types.is_large_list(kind)
         return [validity, Need(64 if is_large else 32, 1)]
-    if kind.num_fields or types.is_null(kind) or types.is_union(kind):
+    if kind.num_fields or types.is_struct(kind) or types.is_null(kind) or types.is_union(kind):
         return [validity]
     return [validity, Need(kind.bit_width)]
 
