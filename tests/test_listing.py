@@ -114,6 +114,16 @@ def test_lists_a_file_a_glob_a_directory_or_several_once_and_in_order(tmp_path):
     assert found("folder", "b.bin", "*.bin", "folder/../b.bin") == ["a.bin", "b.bin", "c[1].bin", "folder/d.bin"]
 
 
+def test_a_glob_follows_no_link_that_leads_back(tmp_path):
+    for folder in ("data/a", "other"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "x.bin").touch()
+    (tmp_path / "data/a/up").symlink_to(tmp_path / "data")
+    (tmp_path / "data/a/aside").symlink_to(tmp_path / "other")
+    found = [os.path.relpath(path, tmp_path) for path in listed(tmp_path / "data/**/*.bin").paths]
+    assert found == ["data/a/aside/x.bin", "data/a/x.bin"]
+
+
 def test_refuses_an_empty_list():
     with pytest.raises(ValueError, match="source is an empty list"):
         listing_of([])

@@ -199,11 +199,21 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
+def _status_of_new(folder: str, above: tuple[os.stat_result, ...]) -> os.stat_result | None:
+    """Return a folder's status; None: it was removed, or a link led back to one ``above`` it."""
+    try:
+        status = os.stat(folder)
+    except OSError:
+        return None
+    return None if any(os.path.samestat(status, one) for one in above) else status
+
+
 class _Expansion:
     """Finds the files of folders and globs, and notes each folder before it reads it.
 
-    A glob means what it means to `glob.glob`, whose names would have to be asked for their type one
-    by one: they have lost what the folder said of it.
+    A glob means what it means to `glob.glob`, but ``**`` follows no link that leads back to a
+    folder above it. The names that `glob.glob` gives would have to be asked for their type one by
+    one: they have lost what the folder said of it.
     """
 
     def __init__(self) -> None:
@@ -221,12 +231,9 @@ class _Expansion:
         return list(self._below(os.path.abspath(source), ())) if os.path.isdir(source) else self.files(source)
 
     def _below(self, folder: str, above: tuple[os.stat_result, ...]) -> Iterator[str]:
-        try:
-            status = os.stat(folder)
-        except OSError:  # it was removed meanwhile
+        status = _status_of_new(folder, above)
+        if status is None:
             return
-        if any(os.path.samestat(status, one) for one in above):
-            return  # a link led back
         for entry in self._entries(folder, must_list=not above):
             if _is_file(entry):
                 yield entry.path
@@ -255,16 +262,23 @@ class _Expansion:
         if part in ("", "."):
             yield folder
         elif part == "**":
-            yield folder
-            for entry in self._entries(folder):
-                if _is_folder(entry):
-                    yield from self._folders_in(entry.path, part)
+            yield from self._folders_below(folder, ())
         elif _is_pattern(part):
             yield from (entry.path for entry in self._matching(folder, part) if _is_folder(entry))
         elif os.path.isdir(path := os.path.join(folder, part)):
             yield path
         else:
             self._note(folder)  # it may appear
+
+    def _folders_below(self, folder: str, above: tuple[os.stat_result, ...]) -> Iterator[str]:
+        """Yield a folder, and all folders below it."""
+        status = _status_of_new(folder, above)
+        if status is None:
+            return
+        yield folder
+        for entry in self._entries(folder):
+            if _is_folder(entry):
+                yield from self._folders_below(entry.path, (*above, status))
 
     def _matching(self, folder: str, part: str) -> list[os.DirEntry[str]]:
         matches = re.compile(fnmatch.translate(part)).match
