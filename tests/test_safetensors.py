@@ -169,7 +169,7 @@ class TestFiles:
             Safetensors().index(paths)
 
     def test_a_file_of_no_tensors_is_refused(self, tmp_path):
-        with pytest.raises(ValueError, match=r"has the arrays \[\]"):
+        with pytest.raises(ValueError, match="a.safetensors has no arrays, so there is nothing to read"):
             Safetensors().index([write(tmp_path / "a.safetensors")])
 
 

@@ -175,6 +175,8 @@ def _index_files(files: Iterable[ArrayFile], names: tuple[str, ...] | None) -> F
     for file in files:
         if names is None and not found:
             wanted = tuple(file.arrays)
+            if not wanted:
+                raise ValueError(f"{file.path} has no arrays, so there is nothing to read: leave it out")
         arrays = [_array(file, name) for name in wanted]
         if not arrays or (names is None and len(file.arrays) != len(arrays)):
             raise ValueError(
