@@ -67,9 +67,9 @@ class GDSDataset(BatchDataset):
         split: the part of the data that this data set has. A name, as in ``"train"``, means the
             files of this split: see below. Two numbers mean a part of the samples in the order of
             the files, before they are shuffled: of N samples those from ``round(split[0] * N)`` up
-            to, but without, ``round(split[1] * N)``. So ``(0, 0.9)`` and ``(0.9, 1)`` have no
-            sample in common and leave none out, for every format and shuffle. ``("train", 0, 0.9)``
-            is such a part of a split's samples.
+            to, but without, ``round(split[1] * N)``, where a half is rounded up. So ``(0, 0.9)``
+            and ``(0.9, 1)`` have no sample in common and leave none out, for every format and
+            shuffle. ``("train", 0, 0.9)`` is such a part of a split's samples.
         on_error: ``"skip"`` leaves out damaged samples, counts and names them (`stats`), and warns;
             see below. ``"raise"`` raises.
         on_break: what the next iterator does if a loop left an epoch before its last batch.

@@ -147,7 +147,8 @@ class Image:
     channels innermost (``torch.channels_last``).
 
     Images are turned upright, as EXIF says. Transparency is dropped. Other colors (gray, palette,
-    CMYK) become RGB, and 16 bits become 8. The first picture of an animation is decoded.
+    CMYK) become RGB, and 16 bits become 8. The first picture of an animation is decoded, in WebP by
+    torchcodec alone.
 
     On a GPU, nvJPEG decodes JPEGs. Its values differ from the CPU's by a few levels. JPEGs that
     `images.is_plain_jpeg` excludes are decoded on the CPU and copied, as are all other images.
