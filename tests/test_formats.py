@@ -139,7 +139,9 @@ class TestRecords:
     def test_takes_dtypes_of_torch_and_a_number_as_a_shape(self):
         for dtype, of_numpy in ((torch.float32, "f4"), (torch.bool, "?"), (torch.complex64, "c8")):
             assert Records(dtype, 64) == Records(dtype, np.int64(64)) == Records(np.dtype(of_numpy), (64,))
-        with pytest.raises(ValueError, match="numpy has no equivalent of torch.bfloat16: name the stored bits"):
+        with pytest.raises(ValueError, match="torch.float8_e5m2: name the stored bits, as in dtype='<u1'"):
+            Records(torch.float8_e5m2, (4,))
+        with pytest.raises(ValueError, match="numpy has no equivalent of torch.bfloat16: name the stored bits, .*<u2"):
             Records(torch.bfloat16, ())
         with pytest.raises(TypeError, match="dtype='float99' is no dtype of numpy or torch"):
             Records("float99", ())

@@ -91,7 +91,8 @@ def numpy_dtype(dtype: DTypeLike | torch.dtype) -> np.dtype:
     if isinstance(dtype, torch.dtype):
         found = next((of_numpy for of_numpy, of_torch in _TORCH_DTYPES.items() if of_torch == dtype), None)
         if found is None:
-            raise ValueError(f"numpy has no equivalent of {dtype}: name the stored bits, as in dtype='<u2'")
+            bits = f"<u{dtype.itemsize}"
+            raise ValueError(f"numpy has no equivalent of {dtype}: name the stored bits, as in dtype={bits!r}")
         return found
     try:
         return np.dtype(dtype)
