@@ -83,14 +83,14 @@ def test_ranges_of_any_size_and_offset(tmp_path, size, offset):
     assert bytes(into.numpy()) == data
 
 
-def test_ranges_of_one_file_may_be_written_and_read_all_at_once(tmp_path):
+@pytest.mark.parametrize("old_bytes", [None, 0, 1, 2 * MIB])
+def test_ranges_of_one_file_may_be_written_and_read_all_at_once(tmp_path, old_bytes):
     data = torch.frombuffer(bytearray(random_bytes(2 * MIB)), dtype=torch.uint8)
-    (tmp_path / "x").write_bytes(bytes(2 * MIB))
+    if old_bytes is not None:
+        (tmp_path / "x").write_bytes(bytes(old_bytes))
     parts = list(zip(data.split(70_001), range(0, 2 * MIB, 70_001), strict=True))
     with gdsdata.Engine() as engine:
-        futures = [engine.write(tmp_path / "x", part, offset) for part, offset in parts[1:]]
-        # If the first one were as long as the file, it alone would replace it.
-        futures.append(engine.write(tmp_path / "x", *parts[0]))
+        futures = [engine.write(tmp_path / "x", part, offset) for part, offset in parts]
         concurrent.futures.wait(futures)
         into = torch.empty_like(data)
         reads = [

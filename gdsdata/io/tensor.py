@@ -233,9 +233,9 @@ def write_tensor(
 
     Without ``offset`` the tensor becomes the whole file, which replaces an existing one atomically.
     After a crash at any moment the path names the old file or the new one. The new file has the old
-    one's mode. With an ``offset`` the bytes are written over ``path`` from there on. The file's
-    other bytes stay, and a crash meanwhile may leave a part of the new ones. A tensor at offset 0
-    that reaches the file's end replaces the file, too.
+    one's mode. With an ``offset``, also 0, the bytes are written over ``path`` from there on, and a
+    missing file is made. The file's other bytes stay, so several calls may write parts of one file
+    at once. A crash meanwhile may leave a part of the new ones.
 
     Stream semantics: on a GPU, the tensor is read after the work that its current stream has at the
     call.
@@ -295,13 +295,7 @@ def _write(
 ) -> None:
     if is_remote(path):
         raise ValueError(f"{path}: an object is written whole, not in parts: use gdsdata.save(tensor, {path!r})")
-    if offset:
-        makes_whole_file = False
-    elif os.path.isfile(path):
-        makes_whole_file = offset is None or os.path.getsize(path) <= tensor.nbytes
-    else:
-        makes_whole_file = not os.path.exists(path)  # a device stays one
-    if makes_whole_file:
+    if offset is None and (os.path.isfile(path) or not os.path.exists(path)):  # a device stays one
         engine.write_whole(path, tensor, before, background, stall_timeout_s)
     else:
         engine.write_range(path, offset or 0, tensor, before, background, stall_timeout_s)

@@ -75,10 +75,11 @@ class Tensor(OfEngine, TensorPeer, serves="latency tensor"):
         return gdsdata.read_tensor(self.file, torch.uint8, (self.tensor_bytes,), device=self.device)
 
     def write(self, tensor):
+        offset = 0 if self.state == "in_place" else None  # None: a new file takes the name
         if self.calls:
-            self.calls.write(self.file, tensor, 0).result()
+            self.calls.write(self.file, tensor, offset).result()
         else:
-            gdsdata.write_tensor(tensor, self.file, 0)
+            gdsdata.write_tensor(tensor, self.file, offset)
 
     def close(self):
         if self.calls:
