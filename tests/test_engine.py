@@ -169,6 +169,24 @@ def test_a_caller_gets_its_result_while_the_notifying_thread_is_blocked(tmp_path
             go_on.set()
 
 
+@pytest.mark.parametrize("most_calls", [1, 4])
+@pytest.mark.parametrize("act", ["result", "close"])
+def test_a_callback_may_wait_for_other_reads_and_may_close(tmp_path, late, act, most_calls):
+    acted, into = concurrent.futures.Future(), torch.empty(4, 1000, dtype=torch.uint8)
+    engine = gdsdata.Engine(late, most_calls)
+    first, *_, last = futures = [engine.read(tmp_path / "x", one, i) for i, one in enumerate(into)]
+
+    def wait(_):
+        engine.close() if act == "close" else last.result()
+        acted.set_result((last.done(), threading.current_thread().name))
+
+    first.add_done_callback(wait)
+    assert acted.result(20) == (True, "gdsdata-reads")
+    assert concurrent.futures.wait(futures, 20).not_done == set()
+    engine.close()
+    assert bytes(into[3].numpy()) == (tmp_path / "x").read_bytes()[3:1003]
+
+
 def test_close_waits_for_a_caller_that_is_completing_its_own_future(tmp_path, late, monkeypatch):
     telling, tell = threading.Event(), calls._tell
 

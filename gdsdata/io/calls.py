@@ -85,6 +85,7 @@ class ReadCalls:
         self._changing = threading.RLock()  # a future's callback may read
         self._waiting: deque[_Call] = deque()
         self._under_way: dict[int, tuple[_Call, Any]] = {}
+        self._ended: deque[tuple[_Call, Any]] = deque()  # the thread completes these
         self._being_told: set[_Reading] = set()  # threads that waited for them complete these
         self._numbers = itertools.count()
         self._is_closed = False
@@ -110,6 +111,7 @@ class ReadCalls:
                 future.set_exception(error)
                 return future
             call = _Call(future, table, into, offset, before, is_background)
+            future.help = functools.partial(self._help_in_callback, future)
             self._waiting.append(call)
             self._begin_some()
         return call.future
@@ -135,11 +137,14 @@ class ReadCalls:
         """Refuse new reads, and wait for those that were queued and for the thread."""
         with self._changing:
             self._is_closed = True
-            calls = [*self._waiting, *(call for call, _ in self._under_way.values())]
+            calls = [*self._waiting, *(call for call, _ in [*self._under_way.values(), *self._ended])]
             futures = [*(call.future for call in calls), *self._being_told]
+        for future in futures:
+            self._help_in_callback(future, math.inf)
         concurrent.futures.wait(futures)
         self._end()
-        self._thread.join()
+        if threading.current_thread() is not self._thread:  # else a callback closes; the thread ends behind it
+            self._thread.join()
         self._kept.clear()
 
     def _begin_some(self) -> None:
@@ -147,6 +152,7 @@ class ReadCalls:
         while self._waiting and len(self._under_way) < self._most:
             call = self._waiting.popleft()
             if not call.future.set_running_or_notify_cancel():
+                call.future.help = None
                 continue
             number, into = next(self._numbers), call.into
             try:
@@ -154,18 +160,19 @@ class ReadCalls:
                     call.files, call.offset, into, call.before, call.is_background, self._endings, number
                 )
             except Exception as error:
+                call.future.help = None
                 call.future.set_exception(error)
             else:
                 self._under_way[number] = call, begun
-                call.future.help = functools.partial(self._help, number, begun)
+                call.future.help = functools.partial(self._help, call.future, number, begun)
 
-    def _help(self, number: int, begun: Any, seconds: float) -> None:
+    def _help(self, future: _Reading, number: int, begun: Any, seconds: float) -> None:
         """Help with the read until it ends or ``seconds`` pass, and complete its future.
 
         The thread completes the future instead if it is faster. If several reads are in progress,
         the thread completes several at a time, which is faster than each by itself.
         """
-        if len(self._under_way) > 1:
+        if self._help_in_callback(future, seconds) or len(self._under_way) > 1:
             return
         is_told = False
         self._endings.begin_waiting(number)
@@ -175,6 +182,27 @@ class ReadCalls:
                 is_told = True
         finally:  # an interrupted wait leaves it to the thread
             self._endings.end_waiting(number, is_told)
+
+    def _help_in_callback(self, future: _Reading, seconds: float) -> bool:
+        """Complete reads until ``future`` is done or ``seconds`` pass, if the caller is the thread.
+
+        It is if a future's callback waits for another read. Return whether it is.
+        """
+        if threading.current_thread() is not self._thread:
+            return False
+        waited_until = time.monotonic() + seconds
+        while not future.done():
+            if self._ended:
+                _tell(*self._ended.popleft())
+                continue
+            oldest = next(iter(self._under_way.items()), None)
+            if oldest is None:  # another thread completes it
+                break
+            number, (_, begun) = oldest
+            if not begun.wait(max(0.0, waited_until - time.monotonic())):
+                break
+            self._tell_one(number, begun)
+        return True
 
     def _tell_one(self, number: int, begun: Any) -> None:
         with self._changing:
@@ -189,10 +217,10 @@ class ReadCalls:
     def _tell_futures(self) -> None:
         while numbers := self._endings.take():
             with self._changing:
-                ended = [self._under_way.pop(number) for number in numbers if number in self._under_way]
+                self._ended += [self._under_way.pop(number) for number in numbers if number in self._under_way]
                 self._begin_some()
-            while ended:  # keeps no tensor while this thread sleeps
-                _tell(*ended.pop(0))
+            while self._ended:  # keeps no tensor while this thread sleeps
+                _tell(*self._ended.popleft())
         left = [begun for _, begun in list(self._under_way.values())]  # the program ends, and does not need these
         for begun in left:
             begun.cancel()
