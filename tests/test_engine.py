@@ -30,6 +30,7 @@ from helpers import (
     threads,
     write_records,
 )
+from torch.testing._internal.two_tensor import TwoTensor
 
 import gdsdata
 from gdsdata import EngineOptions, GDSDataset
@@ -360,6 +361,11 @@ def test_errors_come_in_the_future_and_others_go_on(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
+def wrapped(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor that holds others, as a DTensor does."""
+    return TwoTensor(tensor, tensor.clone())
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
@@ -368,9 +374,16 @@ def test_errors_come_in_the_future_and_others_go_on(tmp_path):
         (lambda engine, path: engine.read(path, torch.empty(1, device="meta")), "no plain memory to read into"),
         (lambda engine, path: engine.write(path, torch.eye(2).to_sparse()), "no plain memory to write"),
         (lambda engine, path: engine.read(path, torch._efficientzerotensor(1)), "zeros .* no memory to read into"),
+        (lambda engine, path: engine.read(path, wrapped(torch.empty(1))), "type TwoTensor has no memory of"),
+        (lambda engine, path: engine.write(path, wrapped(torch.empty(1))), "type TwoTensor has no memory of"),
+        (lambda engine, path: engine.read(path, torch.empty(1, dtype=torch.cfloat).conj()), "a conjugate or negative"),
+        (lambda engine, path: engine.read(path, torch._neg_view(torch.empty(1))), "a conjugate or negative view"),
         (lambda engine, path: engine.write(path, torch.empty(1), offset=2**63), "where no file does"),
     ],
-    ids=["not contiguous", "negative offset", "meta", "sparse", "zeros", "far offset"],
+    ids=[
+        *("not contiguous", "negative offset", "meta", "sparse", "zeros", "read into a wrapper", "write a wrapper"),
+        *("conjugate view", "negative view", "far offset"),
+    ],
 )
 def test_a_bad_argument_is_refused_at_once_in_words(tmp_path, call, words):
     with gdsdata.Engine() as engine, pytest.raises(ValueError, match=words):

@@ -94,6 +94,8 @@ class Engine:
         _check_plain(into, "read into")
         if not into.is_contiguous():
             raise ValueError(f"a tensor of strides {into.stride()} is not contiguous: read into a contiguous one")
+        if into.is_conj() or into.is_neg():
+            raise ValueError("a conjugate or negative view shows other values than its memory: read into its clone()")
         path, offset = _path_of(path), _checked_offset(offset, into.nbytes)
         engine, before = self._asked(into, path, priority)
         with self._making_reads:
@@ -325,6 +327,11 @@ def _check_plain(tensor: torch.Tensor, verb: str) -> None:
         raise ValueError(f"a tensor of layout {tensor.layout} on {tensor.device} has no plain memory to {verb}")
     if torch_private.is_zero_tensor(tensor):
         raise ValueError(f"a tensor of zeros by torch._efficientzerotensor has no memory to {verb}: give its clone()")
+    if tensor.nbytes > 0 and tensor.data_ptr() == 0:
+        raise ValueError(
+            f"a tensor of type {type(tensor).__name__} has no memory of its own to {verb}: give the tensor that it "
+            "holds, as to_local() of a DTensor"
+        )
 
 
 def _sizes_of(shape: Sequence[int] | int) -> tuple[int, ...]:
