@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from gdsdata.io.options import EngineOptions
@@ -26,3 +27,23 @@ def test_expert_options_are_given_by_keyword():
 def test_a_negative_option_is_refused_by_its_name(name):
     with pytest.raises(ValueError, match=f"EngineOptions\\({name}=-1\\) must not be negative"):
         EngineOptions(**{name: -1})
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ({"workers": "4"}, r"EngineOptions\(workers='4'\) is of type str: give a whole number"),
+        ({"queue_depth": 2.5}, r"queue_depth=2.5\) is of type float: give a whole number"),
+        ({"stall_timeout_s": "60"}, r"stall_timeout_s='60'\) is of type str: give a number"),
+        ({"backend": None}, r"backend=None\) is of type NoneType: give a str"),
+        ({"strict": "no"}, r"strict='no'\) is of type str: give True or False"),
+    ],
+)
+def test_an_option_of_another_type_is_refused_in_words(option, words):
+    with pytest.raises(TypeError, match=words):
+        EngineOptions(**option)
+
+
+def test_numbers_of_numpy_are_options():
+    options = EngineOptions(workers=np.int32(2), stall_timeout_s=np.float32(3))
+    assert options == EngineOptions(workers=2, stall_timeout_s=3)

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import numbers
 from dataclasses import KW_ONLY, dataclass, fields
+from typing import Any
 
+_KINDS: dict[type, tuple[Any, str]] = {  # by the type of an option's default
+    str: (str, "a str"),
+    bool: (bool, "True or False"),
+    int: (numbers.Integral, "a whole number"),
+    float: (numbers.Real, "a number"),
+}
 MIB = 2**20
 # A worker fills one segment, copies one, and waits for one: staging memory holds so many.
 STAGED_SEGMENTS = 3
@@ -80,7 +88,10 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value = getattr(self, field.name)
+            value, (kind, remedy) = getattr(self, field.name), _KINDS[type(field.default)]
+            if not isinstance(value, kind):
+                shown = f"{field.name}={value!r:.100}"
+                raise TypeError(f"EngineOptions({shown}) is of type {type(value).__name__}: give {remedy}")
             if not isinstance(value, (str, bool)) and value < 0:
                 raise ValueError(f"EngineOptions({field.name}={value}) must not be negative")
 
