@@ -351,6 +351,41 @@ def test_whole_numbers_of_any_type_are_a_shape(tmp_path, make):
     assert read_tensor(os.fsencode(tmp_path / "x"), torch.int64, make(3), np.int64(8)).tolist() == [1, 2, 3]
 
 
+def test_a_name_that_is_not_utf_8_is_a_name(tmp_path):
+    name = os.fsdecode(os.fsencode(tmp_path) + b"/\xff")
+    tensor, into = torch.arange(4), torch.zeros(4, dtype=torch.int64)
+    write_tensor(tensor, name)
+    assert torch.equal(read_tensor(os.fsencode(name), torch.int64, 4), tensor)
+    with gdsdata.Engine() as engine:
+        engine.write(name, tensor + 1).result()
+        engine.write(name, tensor[:1], 8).result()
+        assert engine.read(name, into).result().tolist() == [1, 0, 3, 4]
+    for suffix in (".pt", ".safetensors"):
+        gdsdata.save({"a": tensor}, name + suffix)
+        assert torch.equal(gdsdata.load(name + suffix)["a"], tensor)
+    with pytest.raises(CorruptData) as error:
+        read_tensor(name, torch.int64, 5)
+    assert error.value.path == name and f"'{name}' ends at 32 bytes" in str(error.value)
+
+
+def test_a_name_with_a_nul_is_refused_and_the_file_before_it_stays(tmp_path):
+    (tmp_path / "x").write_bytes(b"old")
+    name = f"{tmp_path}/x\0y"
+    with gdsdata.Engine() as engine:
+        for call in (
+            lambda: write_tensor(torch.zeros(4), name),
+            lambda: write_tensor(torch.zeros(4), name, 1),
+            lambda: read_tensor(name, torch.uint8, 1),
+            lambda: engine.read(name, torch.zeros(1)).result(),
+            lambda: engine.write(name, torch.zeros(1)).result(),
+            lambda: gdsdata.save({"a": torch.zeros(4)}, name),
+            lambda: gdsdata.load(name),
+        ):
+            with pytest.raises(ValueError, match=r"x\\x00y' contains a NUL, and no path may"):
+                call()
+    assert (tmp_path / "x").read_bytes() == b"old" and os.listdir(tmp_path) == ["x"]
+
+
 def test_a_missing_folder_is_an_error_that_names_it(tmp_path):
     for offset in (0, 5):
         with pytest.raises(FileNotFoundError) as error:

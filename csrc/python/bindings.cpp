@@ -29,6 +29,7 @@
 #include "python/names.h"
 #include "python/page_memory.h"
 #include "python/parts.h"
+#include "python/path.h"
 #include "python/remote.h"
 #include "python/samples.h"
 #include "python/state_pickler.h"
@@ -42,6 +43,12 @@ namespace {
 
 std::string_view text_of(const Array<uint8_t>& bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), static_cast<size_t>(bytes.size())};
+}
+
+py::list texts_of(const std::vector<std::string>& messages) {
+  py::list texts;
+  for (const std::string& message : messages) texts.append(text_with_paths(message));
+  return texts;
 }
 
 std::shared_ptr<FileTable> make_file_table(const Array<uint8_t>& joined_paths, const Array<int64_t>& size_bytes,
@@ -108,15 +115,15 @@ py::tuple statuses_of(const Array<uint8_t>& joined_paths, size_t count, size_t t
 
 void bind_files(py::module_& module) {
   py::class_<File, std::shared_ptr<File>>(module, "File")
-      .def(py::init([](const std::string& path) { return File::open_for_reading(path); }))
+      .def(py::init([](const Path& path) { return File::open_for_reading(path.bytes); }))
       .def_property_readonly("descriptor", &File::buffered);
 
   module.attr("ANY_TIME") = FileIdentity::kAnyTime;
   py::class_<FileTable, std::shared_ptr<FileTable>>(module, "FileTable")
       .def(py::init(&make_file_table), py::arg("joined_paths"), py::arg("size_bytes"), py::arg("mtime_ns"),
            py::arg("opened") = std::vector<std::shared_ptr<File>>())
-      .def(py::init([](const std::string& path) {  // not compared with an index
-        return std::make_shared<FileTable>(std::vector{path}, std::vector<FileIdentity>());
+      .def(py::init([](const Path& path) {  // not compared with an index
+        return std::make_shared<FileTable>(std::vector{path.bytes}, std::vector<FileIdentity>());
       }))
       .def_property_readonly("has_remote", &FileTable::has_remote)
       .def("in_page_cache", &in_page_cache, py::arg("file"), py::arg("offset"), py::arg("length"));
@@ -158,11 +165,11 @@ PYBIND11_MODULE(_engine, module) {
   module.def("read_heads", &heads_of, py::arg("joined_paths"), py::arg("count"), py::arg("length"), py::arg("threads"));
   module.def(
       "read_each",
-      [](int descriptor, const std::string& path, const Array<int64_t>& offset, size_t length) {
+      [](int descriptor, const Path& path, const Array<int64_t>& offset, size_t length) {
         Array<uint8_t> found(static_cast<py::ssize_t>(static_cast<size_t>(offset.size()) * length));
         auto* const out = reinterpret_cast<std::byte*>(found.mutable_data());
         const WithoutGil nogil;
-        read_each(descriptor, path, span_of(offset), length, out);
+        read_each(descriptor, path.bytes, span_of(offset), length, out);
         return found;
       },
       py::arg("descriptor"), py::arg("path"), py::arg("offset"), py::arg("length"));
@@ -174,9 +181,9 @@ PYBIND11_MODULE(_engine, module) {
       },
       py::arg("memory"));
   module.def("processor_features", [] { return names_of(processor()); });
-  module.def("direct_refusals", &direct_refusals);
+  module.def("direct_refusals", [] { return texts_of(direct_refusals()); });
   module.def("set_cufile_search_path", &set_cufile_search_path);
   module.def("cufile_dma_is_possible", &cufile_dma_is_possible);
-  module.def("noted_fallbacks", &noted_fallbacks);
+  module.def("noted_fallbacks", [] { return texts_of(noted_fallbacks()); });
   module.def("stop_cufile_statistics", &stop_cufile_statistics);
 }

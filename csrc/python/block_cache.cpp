@@ -11,6 +11,7 @@
 #include "base/block_cache.h"
 #include "python/buffer.h"
 #include "python/gil.h"
+#include "python/path.h"
 
 namespace py = pybind11;
 
@@ -18,10 +19,9 @@ namespace gdsdata {
 
 namespace {
 
-std::shared_ptr<BlockCache> open_cache(const std::string& folder, std::optional<uint64_t> most_bytes,
-                                       uint64_t block_bytes) {
+std::shared_ptr<BlockCache> open_cache(const Path& folder, std::optional<uint64_t> most_bytes, uint64_t block_bytes) {
   const WithoutGil nogil;
-  return BlockCache::open(folder, most_bytes.value_or(UINT64_MAX), block_bytes);
+  return BlockCache::open(folder.bytes, most_bytes.value_or(UINT64_MAX), block_bytes);
 }
 
 py::dict statistics(const BlockCache& cache) {
@@ -87,7 +87,8 @@ bool fill(CachedObject& object, size_t block, const py::object& memory) {
 void bind_block_cache(py::module_& module) {
   using WithoutGilCall = py::call_guard<WithoutGil>;
   py::class_<CachedObject, std::shared_ptr<CachedObject>>(module, "CachedObject")
-      .def_property_readonly("data_path", &CachedObject::data_path)
+      .def_property_readonly("data_path",
+                             [](const CachedObject& object) { return text_with_paths(object.data_path()); })
       .def_property_readonly("block_bytes", &CachedObject::block_bytes)
       .def_property_readonly("block_count", &CachedObject::block_count)
       .def("holds", &CachedObject::holds, py::arg("offset"), py::arg("length"))
@@ -106,7 +107,7 @@ void bind_block_cache(py::module_& module) {
       .def("release", &CachedObject::release, py::arg("block"), WithoutGilCall());
   py::class_<BlockCache, std::shared_ptr<BlockCache>>(module, "BlockCache")
       .def(py::init(&open_cache), py::arg("folder"), py::arg("most_bytes"), py::arg("block_bytes"))
-      .def_property_readonly("folder", &BlockCache::folder)
+      .def_property_readonly("folder", [](const BlockCache& cache) { return text_with_paths(cache.folder()); })
       .def("statistics", &statistics)
       .def("object", &BlockCache::object, py::arg("location"), py::arg("version"), py::arg("size_bytes"),
            py::arg("tag"), WithoutGilCall())

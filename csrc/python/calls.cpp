@@ -17,6 +17,7 @@
 #include "engine/whole.h"
 #include "python/buffer.h"
 #include "python/gil.h"
+#include "python/path.h"
 #include "python/values.h"
 
 namespace py = pybind11;
@@ -183,11 +184,11 @@ void bind_calls(py::module_& module) {
       .def("prepare", &Engine::prepare)
       .def(
           "read",
-          [](Engine& engine, const std::string& path, uint64_t offset, py::object memory, const Mark& before,
-             bool background, double stall_timeout_s) {
+          [](Engine& engine, const Path& path, uint64_t offset, py::object memory, const Mark& before, bool background,
+             double stall_timeout_s) {
             const Buffer buffer = buffer_of(memory, Access::kWrite);
             waiting(std::move(memory), [&] {
-              read_range(engine, path, offset, buffer.bytes,
+              read_range(engine, path.bytes, offset, buffer.bytes,
                          caller_of(buffer.begin, before, background, stall_timeout_s));
             });
           },
@@ -227,11 +228,11 @@ void bind_calls(py::module_& module) {
            py::arg("background"), py::arg("endings"), py::arg("number"))
       .def(
           "write_range",
-          [](Engine& engine, const std::string& path, uint64_t offset, py::object memory, const Mark& before,
-             bool background, double stall_timeout_s) {
+          [](Engine& engine, const Path& path, uint64_t offset, py::object memory, const Mark& before, bool background,
+             double stall_timeout_s) {
             const Buffer buffer = buffer_of(memory, Access::kRead);
             waiting(std::move(memory), [&] {
-              write_range(engine, path, offset, buffer.bytes,
+              write_range(engine, path.bytes, offset, buffer.bytes,
                           caller_of(buffer.begin, before, background, stall_timeout_s));
             });
           },
@@ -239,11 +240,12 @@ void bind_calls(py::module_& module) {
           py::arg("stall_timeout_s") = 0)
       .def(
           "write_whole",
-          [](Engine& engine, const std::string& path, py::object memory, const Mark& before, bool background,
+          [](Engine& engine, const Path& path, py::object memory, const Mark& before, bool background,
              double stall_timeout_s) {
             const Buffer buffer = buffer_of(memory, Access::kRead);
             waiting(std::move(memory), [&] {
-              write_whole(engine, path, buffer.bytes, caller_of(buffer.begin, before, background, stall_timeout_s));
+              write_whole(engine, path.bytes, buffer.bytes,
+                          caller_of(buffer.begin, before, background, stall_timeout_s));
             });
           },
           py::arg("path"), py::arg("memory"), py::arg("before"), py::arg("background"), py::arg("stall_timeout_s") = 0);
@@ -271,14 +273,14 @@ void bind_calls(py::module_& module) {
       .def("let_go", py::overload_cast<>(&BegunRead::let_go));
 
   py::class_<Output>(module, "Output")
-      .def(py::init([](const std::string& path, uint64_t length) {
+      .def(py::init([](const Path& path, uint64_t length) {
              const WithoutGil nogil;
-             return std::make_unique<Output>(path, length);
+             return std::make_unique<Output>(path.bytes, length);
            }),
            py::arg("path"), py::arg("length"))
-      .def(py::init([](int descriptor, const std::string& path, uint64_t length) {
+      .def(py::init([](int descriptor, const Path& path, uint64_t length) {
              const WithoutGil nogil;
-             return std::make_unique<Output>(descriptor, path, length);
+             return std::make_unique<Output>(descriptor, path.bytes, length);
            }),
            py::arg("descriptor"), py::arg("path"), py::arg("length"))
       .def(

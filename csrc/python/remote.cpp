@@ -18,6 +18,7 @@
 #include "base/url.h"
 #include "python/buffer.h"
 #include "python/gil.h"
+#include "python/path.h"
 #include "python/values.h"
 
 namespace py = pybind11;
@@ -125,9 +126,9 @@ void bind_remote(py::module_& module) {
       .def("refuse", &refuse, py::arg("kind"), py::arg("message"), py::arg("system_errno") = EIO);
   module.def(
       "use_cache",
-      [](const std::optional<std::string>& folder, uint64_t most_bytes, uint64_t block_bytes) {
+      [](const std::optional<Path>& folder, uint64_t most_bytes, uint64_t block_bytes) {
         const WithoutGil nogil;
-        use_cache(folder ? BlockCache::open(*folder, most_bytes, block_bytes) : nullptr);
+        use_cache(folder ? BlockCache::open(folder->bytes, most_bytes, block_bytes) : nullptr);
       },
       py::arg("folder"), py::arg("most_bytes"), py::arg("block_bytes"));
   module.def("http_refusal", [] { return CurlApi::refusal(); });

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <map>
 
+#include "python/path.h"
+
 namespace py = pybind11;
 
 namespace gdsdata {
@@ -108,35 +110,36 @@ py::list to_list(const std::vector<Spans>& of_workers) {
 
 void raise(const Error& error) {
   const py::module_ errors = py::module_::import("gdsdata.errors");
+  const py::str message = text_with_paths(error.message), path = text_with_paths(error.path);
   py::object exception;
   switch (error.code) {
     case ErrorCode::kInvalidArgument:
-      exception = py::reinterpret_borrow<py::object>(PyExc_ValueError)(error.message);
+      exception = py::reinterpret_borrow<py::object>(PyExc_ValueError)(message);
       break;
     case ErrorCode::kNotFound:
-      exception = py::reinterpret_borrow<py::object>(PyExc_FileNotFoundError)(error.system_errno, error.message);
-      exception.attr("path") = error.path;
+      exception = py::reinterpret_borrow<py::object>(PyExc_FileNotFoundError)(error.system_errno, message);
+      exception.attr("path") = path;
       break;
     case ErrorCode::kUnavailable:
-      exception = errors.attr("BackendUnavailable")(error.message, py::make_tuple(error.message));
+      exception = errors.attr("BackendUnavailable")(message, py::make_tuple(message));
       break;
     case ErrorCode::kIo:
-      exception = errors.attr("IoError")(error.system_errno, error.message, error.path, error.offset, error.length);
+      exception = errors.attr("IoError")(error.system_errno, message, path, error.offset, error.length);
       break;
     case ErrorCode::kNotReplaceable:
-      exception = errors.attr("NotReplaceable")(error.system_errno, error.message, error.path);
+      exception = errors.attr("NotReplaceable")(error.system_errno, message, path);
       break;
     case ErrorCode::kCorrupt:
-      exception = errors.attr("CorruptData")(error.message, error.path, error.offset, error.length);
+      exception = errors.attr("CorruptData")(message, path, error.offset, error.length);
       break;
     case ErrorCode::kDevice:
-      exception = errors.attr("DeviceError")(error.message);
+      exception = errors.attr("DeviceError")(message);
       break;
     case ErrorCode::kStalled:
-      exception = errors.attr("StallError")(error.message);
+      exception = errors.attr("StallError")(message);
       break;
     case ErrorCode::kClosed:
-      exception = errors.attr("EngineClosed")(error.message);
+      exception = errors.attr("EngineClosed")(message);
       break;
   }
   PyErr_SetObject(py::type::of(exception).ptr(), exception.ptr());
