@@ -386,6 +386,19 @@ def test_a_name_with_a_nul_is_refused_and_the_file_before_it_stays(tmp_path):
     assert (tmp_path / "x").read_bytes() == b"old" and os.listdir(tmp_path) == ["x"]
 
 
+@pytest.mark.parametrize(("name", "number"), [("", errno.ENOENT), ("x" * 300, errno.ENAMETOOLONG)])
+def test_a_name_that_no_file_can_have_is_refused_before_bytes_are_written(tmp_path, monkeypatch, name, number):
+    monkeypatch.chdir(tmp_path)
+    for call in (
+        lambda: write_tensor(torch.zeros(4), name),
+        lambda: gdsdata.save({"a": torch.zeros(4)}, name),
+    ):
+        with pytest.raises(OSError, match=f"^(\\[Errno 2\\] )?could not create '{name}': ") as error:
+            call()
+        assert error.value.errno == number
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_missing_folder_is_an_error_that_names_it(tmp_path):
     for offset in (0, 5):
         with pytest.raises(FileNotFoundError) as error:

@@ -289,6 +289,8 @@ Replacement::Replacement(const std::string& path, uint64_t length_bytes)
   struct stat target{};
   const bool exists = ::stat(path_.c_str(), &target) == 0;
   if (exists) check_replaceable(path_, target);
+  // A temporary file could be created all the same: its name is another one.
+  if (!exists && (path_.empty() || errno == ENAMETOOLONG)) throw Failure(system_error("create", path_, errno));
   const TemporaryNames names(place);
   // If the old file is private, the new one must be too, even before it gets the old mode.
   NewFile made = create_temporary(place, names, exists ? 0600 : 0666);
