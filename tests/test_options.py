@@ -1,10 +1,17 @@
 """`EngineOptions`: its repr, and the values that it refuses."""
 
 import dataclasses
+import errno
+import resource
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from helpers import in_new_process
 
+from gdsdata.errors import IoError
+from gdsdata.io.engine import shared_engine
 from gdsdata.io.options import EngineOptions
 
 
@@ -47,3 +54,21 @@ def test_an_option_of_another_type_is_refused_in_words(option, words):
 def test_numbers_of_numpy_are_options():
     options = EngineOptions(workers=np.int32(2), stall_timeout_s=np.float32(3))
     assert options == EngineOptions(workers=2, stall_timeout_s=3)
+
+
+def error_without_threads() -> Exception:
+    """Make an engine where there is no memory for the stacks of its threads."""
+    shared_engine(EngineOptions(workers=1), torch.device("cpu"))
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + 2**24, used + 2**24))
+    try:
+        shared_engine(EngineOptions(workers=64), torch.device("cpu"))
+    except Exception as error:
+        return error
+    raise AssertionError("all threads started")
+
+
+def test_threads_that_cannot_start_are_an_error_that_says_what_to_raise():
+    error = in_new_process(error_without_threads)
+    assert isinstance(error, IoError) and error.errno == errno.EAGAIN
+    assert str(error).startswith("could not start a thread: Resource temporarily unavailable; raise the limit of proc")

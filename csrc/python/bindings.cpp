@@ -9,6 +9,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -137,6 +138,11 @@ PYBIND11_MODULE(_engine, module) {
       if (pointer) std::rethrow_exception(pointer);
     } catch (const Failure& failure) {
       raise(failure.error());
+    } catch (const std::system_error& error) {  // a thread could not start
+      Error found{ErrorCode::kIo, std::string("could not start a thread: ") + error.what()};
+      found.message += "; raise the limit of processes (ulimit -u, or pids.max of the container) or of memory";
+      found.system_errno = error.code().value();
+      raise(found);
     }
   });
   // While Python still imports, because later an open would wait.
