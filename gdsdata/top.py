@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import io
 import json
 import sys
 import time
@@ -33,6 +34,8 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"--every {given.every:g} must be more than 0")
     if given.allow_remote and not given.serve:
         parser.error("--allow-remote is for --serve")
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
     sampler = Sampler(functools.partial(client.ask, given.pid), min(0.5, given.every / 2), given.pid)
     try:
         if given.serve:

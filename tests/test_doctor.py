@@ -75,6 +75,13 @@ def test_files_below_a_folder_that_may_not_be_written_are_read(tmp_path, monkeyp
     assert sum(probes.PROBES["reading"](str(tmp_path))["bytes"].values()) == probes.READ_BYTES
 
 
+def test_a_name_that_is_not_utf_8_is_printed_with_escapes(tmp_path, capsys):
+    path = tmp_path / os.fsdecode(b"\xff")
+    path.write_bytes(bytes(MIB))
+    assert program.main([str(path)]) == 0
+    assert f"works: '{tmp_path}/\\udcff'" in capsys.readouterr().out
+
+
 def test_examining_takes_less_than_two_seconds(file):
     if torch.cuda.is_available():
         torch.cuda.init()  # not the doctor's

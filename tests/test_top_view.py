@@ -126,6 +126,15 @@ def test_once_prints_one_view_with_rates(sockets, samples, capsys):
     assert "Processes" in said and "page cache" in said and "samples/000.npy and 39 more" in said
 
 
+def test_a_name_that_is_not_utf_8_is_printed_with_escapes(sockets, samples, capsys):
+    samples = samples.rename(samples.parent / os.fsdecode(b"\xff"))
+    live.start()
+    dataset = gdsdata.GDSDataset(samples, batch_size=4, device="cpu")
+    list(dataset)
+    assert top.main(["--once", "--pid", str(os.getpid()), "--every", "0.01"]) == 0
+    assert "\\udcff" in capsys.readouterr().out
+
+
 def test_json_is_one_line_of_snapshots(sockets, capsys):
     live.start()
     assert top.main(["--json"]) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import shutil
@@ -90,6 +91,8 @@ def main(arguments: list[str] | None = None, host: ThisHost | None = None) -> in
 
 
 def _print(report: str) -> None:
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
     try:
         print(report, flush=True)
     except OSError as error:
