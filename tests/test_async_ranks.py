@@ -198,3 +198,13 @@ def _one_of_two_uploads(rank, folder):
 
 def test_a_rank_that_saves_for_all_uploads_without_the_others(tmp_path):
     assert on_ranks(2, _one_of_two_uploads, tmp_path) == [True, True]
+
+
+def _upload_on_one_rank(rank, folder):
+    install(FolderStore(folder / "bucket"))
+    with pytest.raises(ValueError, match=r"upload= differs among the ranks: rank 0 has 's3://b/run', and rank 1 has N"):
+        AsyncCheckpointer(folder / "run", upload="s3://b/run" if rank == 0 else None, timeout_s=20)
+
+
+def test_an_upload_that_only_one_rank_is_given_is_refused(tmp_path):
+    on_ranks(2, _upload_on_one_rank, tmp_path)

@@ -7,9 +7,11 @@ import operator
 import os
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from gdsdata.checkpoint.urls import is_url, local_folder
+
+T = TypeVar("T")
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
@@ -82,7 +84,7 @@ def check_no_replicas(are_there: bool) -> None:
         )
 
 
-def same_on_all(name: str, values: Sequence[int]) -> int:
+def same_on_all(name: str, values: Sequence[T]) -> T:
     """Return the value that all ranks have of an argument.
 
     Args:
@@ -95,18 +97,20 @@ def same_on_all(name: str, values: Sequence[int]) -> int:
     for rank, value in enumerate(values):
         if value != values[0]:
             raise ValueError(
-                f"{name}= differs among the ranks: rank 0 has {values[0]}, and rank {rank} has {value}. Give the same "
-                f"on all of them"
+                f"{name}= differs among the ranks: rank 0 has {values[0]!r}, and rank {rank} has {value!r}. Give the "
+                "same on all of them"
             )
     return values[0]
 
 
-def upload_url(upload: Any) -> str:
-    """Return where checkpoints are uploaded to.
+def upload_url(upload: Any) -> str | None:
+    """Return where checkpoints are uploaded to; None: nowhere.
 
     Raises:
         ValueError: it is no URL of a store.
     """
+    if upload is None:
+        return None
     if not isinstance(upload, str) or not is_url(upload):
         raise ValueError(f"upload={upload!r:.100} is no URL of a store: write it as 's3://bucket/run'")
     return upload

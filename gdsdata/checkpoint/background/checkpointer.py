@@ -120,10 +120,10 @@ class AsyncCheckpointer:
         options: of the engine; None: the defaults.
 
     Raises:
-        ValueError: an argument is out of range, ``peers`` differs among the ranks, ``replicas`` is
-            no division of all ranks, or both are given.
+        ValueError: an argument is out of range, ``peers`` or ``upload`` differs among the ranks,
+            ``replicas`` is no division of all ranks, or ``peers`` and ``replicas`` are given.
         TypeError: an argument has another type.
-        SaveAborted: ``peers`` or ``replicas`` is wrong on another rank.
+        SaveAborted: ``peers``, ``upload`` or ``replicas`` is wrong on another rank.
         RankLost: a rank has ended, or does not come in ``timeout_s``.
     """
 
@@ -149,16 +149,17 @@ class AsyncCheckpointer:
         self.keep_every = None if keep_every is None else whole_number("keep_every", keep_every, 1)
         self.options = options or EngineOptions()
         self._folder = CheckpointFolder(checkpoint_folder(folder))
-        remote = None if upload is None else RemoteFolder(upload_url(upload))
         kept_there = Kept(whole_number("upload_keep_last", upload_keep_last, 1), self.keep_every)
         pace = bytes_per_s("upload_gb_per_s", upload_gb_per_s)
-        self._checkpoints = Checkpoints(self._folder, remote)
         self._staging = Staging(size_in_bytes("staging_bytes", staging_bytes))
         on_devices = size_in_bytes("device_staging_bytes", device_staging_bytes) if device_staging_bytes else 0
         self._snapshots = Snapshots(on_devices)
         copies = MemoryFolder(os.fsdecode(memory_folder or DEFAULT_BASE), self._folder.path)
         self._ranks = Ranks(process_group, timeout_s)
         self._keeps_copies = same_on_all("peers", self._ranks.each(lambda: peers_of(peers))) > 0
+        url = same_on_all("upload", self._ranks.each(lambda: upload_url(upload)))
+        remote = None if url is None else RemoteFolder(url)
+        self._checkpoints = Checkpoints(self._folder, remote)
         self._replicas = Replicas(self._ranks, replicas)
         self._preparation = Preparation(self._staging, is_needed=self._replicas.saves)
         self._end_preparing = weakref.finalize(self, end_preparing, self._staging, self._preparation, os.getpid())
