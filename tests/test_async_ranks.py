@@ -208,3 +208,18 @@ def _upload_on_one_rank(rank, folder):
 
 def test_an_upload_that_only_one_rank_is_given_is_refused(tmp_path):
     on_ranks(2, _upload_on_one_rank, tmp_path)
+
+
+def _restore_other_steps(rank, folder):
+    with AsyncCheckpointer(folder / "run") as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, {"a": torch.full((3,), step)})
+        state = {"a": torch.zeros(3, dtype=torch.int64)}
+        with pytest.raises(ValueError, match=r"step= differs among the ranks: rank 0 has 1, and rank 1 has 2"):
+            checkpointer.restore(state, step=1 + rank)
+        assert not state["a"].any()
+        return checkpointer.restore(state, step=2)
+
+
+def test_ranks_that_restore_different_steps_are_told_and_nothing_is_changed(tmp_path):
+    assert on_ranks(2, _restore_other_steps, tmp_path) == [2, 2]

@@ -323,8 +323,8 @@ class AsyncCheckpointer:
             CorruptData, IoError: the checkpoint is damaged, or cannot be read.
             PermissionError, IoError: the store cannot be listed, so it may have a newer one.
             ValueError: it has other names or shapes (then a part of ``state`` may have been
-                changed), another number of ranks saved it, or a tensor of ``state`` is on the meta
-                device.
+                changed), or another number of ranks saved it. A tensor of ``state`` is on the meta
+                device, or ``step`` differs among the ranks.
             TypeError: an argument has another type.
             pickle.UnpicklingError: ``weights_only`` forbids something in the checkpoint.
             SaveAborted: another rank failed; its error is the cause. Replicas raise that itself.
@@ -336,16 +336,16 @@ class AsyncCheckpointer:
         Stream semantics: the bytes are in place when this returns, for every stream.
         """
 
-        def prepare() -> Held:
+        def prepare() -> tuple[Held, int | None]:
             check_state(state, MutableMapping)
-            if step is not None:
-                whole_number("step", step, 0)
+            asked = None if step is None else whole_number("step", step, 0)
             self.wait()
             self._memory.wait()
-            return self._memory.held()
+            return self._memory.held(), asked
 
         self._saver.reconnect()
-        held = self._ranks.each(prepare)  # afterwards no rank has a save in progress
+        held, steps = zip(*self._ranks.each(prepare), strict=True)  # afterwards no rank has a save in progress
+        same_on_all("step", steps)
         chosen = self._ranks.first(lambda: self._find(step, held))
         if chosen is None:
             self._begin_uploads()
