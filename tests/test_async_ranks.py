@@ -76,7 +76,7 @@ def test_sharded_models_and_their_optimizers_come_back(tmp_path):
 def _error_of(call):
     try:
         call()
-    except (IoError, SaveAborted) as error:
+    except (IoError, SaveAborted, KeyError) as error:
         return type(error).__name__, str(error)
     return None
 
@@ -223,3 +223,28 @@ def _restore_other_steps(rank, folder):
 
 def test_ranks_that_restore_different_steps_are_told_and_nothing_is_changed(tmp_path):
     assert on_ranks(2, _restore_other_steps, tmp_path) == [2, 2]
+
+
+class _Refuses:
+    def __init__(self, refuses):
+        self._refuses = refuses
+
+    def state_dict(self):
+        return {"a": 1}
+
+    def load_state_dict(self, state):
+        if self._refuses:
+            raise KeyError("this one takes no state")
+
+
+def _restore_into_one_that_refuses(rank, folder):
+    with AsyncCheckpointer(folder / "run") as checkpointer:
+        checkpointer.save(1, {"object": _Refuses(False)})
+        error = _error_of(lambda: checkpointer.restore({"object": _Refuses(rank == 1)}))
+        return error, checkpointer.restore({"object": _Refuses(False)})
+
+
+def test_an_object_that_refuses_its_state_on_one_rank_is_an_error_on_all(tmp_path):
+    (others, after), (own, _) = on_ranks(2, _restore_into_one_that_refuses, tmp_path)
+    assert own[0] == "KeyError" and after == 1
+    assert others[0] == "SaveAborted" and "rank 1 failed: KeyError: 'this one takes no state'" in others[1]

@@ -41,9 +41,9 @@ from gdsdata.checkpoint.background.saver import Saver
 from gdsdata.checkpoint.background.saves_under_way import SavesUnderWay
 from gdsdata.checkpoint.background.staging import Snapshots
 from gdsdata.checkpoint.background.staging_memory import Staging
-from gdsdata.checkpoint.background.states import check_state, is_counted, load_state, restored, state_of, target_of
+from gdsdata.checkpoint.background.states import check_state, is_counted, load_states, state_of, target_of
 from gdsdata.checkpoint.background.uploads import Kept, Uploads, UploadStatus
-from gdsdata.checkpoint.dtensors import local_parts, with_dtensors
+from gdsdata.checkpoint.dtensors import local_parts
 from gdsdata.checkpoint.threads import DaemonThreads
 from gdsdata.errors import EngineClosed
 from gdsdata.io.options import EngineOptions
@@ -363,12 +363,7 @@ class AsyncCheckpointer:
         with bar("restoring a checkpoint"):
             call = {"call": "AsyncCheckpointer.restore", **rules}
             found = self._restoring.read(chosen, load, lambda: self._replicas.reading(once, call, self.options))
-        whole = {name: with_dtensors(targets[name], parts[name], found.content[name]) for name in targets}
-        for name, one in list(state.items()):
-            if hasattr(one, "load_state_dict"):
-                load_state(name, one, whole[name], found.place)
-            else:
-                state[name] = restored(one, whole[name])
+        self._ranks.mine(lambda: load_states(state, targets, parts, found.content, found.place))
         self._preparation.attempt({name: one if is_counted(one) else targets[name] for name, one in state.items()})
         self._begin_uploads()
         return found.step

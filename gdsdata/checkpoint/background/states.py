@@ -6,11 +6,12 @@ They are objects with a ``state_dict``, or plain values, by name.
 from __future__ import annotations
 
 import collections
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import torch
 
-from gdsdata.checkpoint.dtensors import has_dtensors
+from gdsdata.checkpoint.dtensors import has_dtensors, with_dtensors
 from gdsdata.checkpoint.tensor_kinds import AS_IT_WAS, dispatches
 from gdsdata.torch_private import init_optimizer_state
 
@@ -59,6 +60,32 @@ def restored(target: Any, found: Any) -> Any:
                 target[key] = restored(target[key], found[key])
         return target
     return found
+
+
+def load_states(
+    state: MutableMapping[str, Any],
+    targets: Mapping[str, Any],
+    parts: Mapping[str, Any],
+    found: Mapping[str, Any],
+    place: str,
+) -> None:
+    """Give each object what was found for it, and replace the plain values.
+
+    Args:
+        state: objects and plain values, by name.
+        targets, parts, found: of each, as of `with_dtensors`.
+        place: words for the checkpoint.
+
+    Raises:
+        ValueError: a part of a DTensor has another shape. Nothing was changed then.
+        Exception: as `load_state` does.
+    """
+    whole = {name: with_dtensors(targets[name], parts[name], found[name]) for name in targets}
+    for name, one in list(state.items()):
+        if hasattr(one, "load_state_dict"):
+            load_state(name, one, whole[name], place)
+        else:
+            state[name] = restored(one, whole[name])
 
 
 def load_state(name: str, one: Any, found: Any, place: str) -> None:
