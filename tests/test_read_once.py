@@ -404,3 +404,12 @@ def test_shared_extents_know_the_memory_of_each_part():
     shared = SharedExtents({torch.device("cpu"): extents}, {}, False)
     memories = shared.memories(Parts(np.array([0, 1]), np.array([1, 3]), np.array([2, 5])))
     assert [one.tolist() for one in memories] == [[3, 4], [23, 24, 25, 26, 27]]
+
+
+def test_shared_extents_know_the_memory_of_one_element_of_any_stride():
+    target = torch.arange(9.0)[4::7]
+    extents = Extents(["a"], [], [0], [4], [0], [target], 4)
+    (memory,) = SharedExtents({torch.device("cpu"): extents}, {}, False).memories(
+        Parts(np.array([0]), np.array([0]), np.array([4]))
+    )
+    assert memory.view(torch.float32).tolist() == [4.0]

@@ -124,6 +124,7 @@ def _memory(target: torch.Tensor | torch.UntypedStorage, begin: int, size: int) 
     if not isinstance(target, torch.Tensor):
         return bytes_of_storage(target)[begin : begin + size]
     usual = target.is_contiguous() and not (target.requires_grad or target.is_inference())
-    if usual and size == target.nbytes:  # a fifth of the time
+    # A single element may have any stride, and view() keeps it.
+    if usual and size == target.nbytes > target.itemsize:  # a fifth of the time
         return target.view(-1).view(torch.uint8)
     return bytes_of(target)[begin : begin + size]
