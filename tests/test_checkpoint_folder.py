@@ -149,6 +149,16 @@ def test_another_error_of_flock_names_the_file_and_what_to_do(tmp_path, monkeypa
         locked(tmp_path)
 
 
+def test_a_full_disk_leaves_no_folder_locked(tmp_path, monkeypatch):
+    def full(descriptor: int, content: bytes, offset: int) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        locked(tmp_path).release()  # its holder's name is for messages only
+    locked(tmp_path).release()
+
+
 @pytest.mark.filterwarnings("ignore:gdsdata. the file system of .* has no flock")
 def test_a_forked_child_leaves_its_parents_lock_alone(tmp_path, no_flock):
     folder = locked(tmp_path)

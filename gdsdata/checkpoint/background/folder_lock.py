@@ -6,6 +6,7 @@ runs/a/lock-held    instead, if the file system has no flock: see `heartbeat_loc
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -143,8 +144,9 @@ class FolderLock:
                 f"{heartbeat_lock.STALE_S:.0f} s before it saves"
             )
             return None
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{_this_process()}\n".encode(), 0)
+        with contextlib.suppress(OSError):  # a full disk: the holder's name is for messages only
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{_this_process()}\n".encode(), 0)
         return descriptor
 
     def _held_by(self, holder: str, number: int) -> IoError:
