@@ -1,6 +1,7 @@
 """`AsyncCheckpointer` on several ranks: they save and restore together, and share errors."""
 
 import ast
+import contextlib
 import os
 import signal
 
@@ -14,7 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from gdsdata import AsyncCheckpointer, EngineOptions
-from gdsdata.errors import CorruptData, IoError, SaveAborted
+from gdsdata.errors import CorruptData, IoError, RankLost, SaveAborted
 
 FAILS = EngineOptions(faults="seed=1,fail=1")
 
@@ -248,3 +249,20 @@ def test_an_object_that_refuses_its_state_on_one_rank_is_an_error_on_all(tmp_pat
     (others, after), (own, _) = on_ranks(2, _restore_into_one_that_refuses, tmp_path)
     assert own[0] == "KeyError" and after == 1
     assert others[0] == "SaveAborted" and "rank 1 failed: KeyError: 'this one takes no state'" in others[1]
+
+
+def _restore_when_a_rank_comes_later(rank, folder):
+    with AsyncCheckpointer(folder / "run", timeout_s=1) as checkpointer:
+        checkpointer.save(1, {"a": 1}).result()
+        for _ in range(2 if rank == 0 else 0):
+            with pytest.raises(RankLost):
+                checkpointer.restore({"a": 0})
+        dist.barrier()
+        with contextlib.suppress(RankLost):  # rank 1 learns now that it was given up
+            checkpointer.restore({"a": 0})
+        dist.barrier()
+        return checkpointer.restore({"a": 0})
+
+
+def test_a_rank_that_comes_after_others_have_given_up_restores_with_them(tmp_path):
+    assert on_ranks(2, _restore_when_a_rank_comes_later, tmp_path) == [1, 1]

@@ -26,6 +26,7 @@ from gdsdata.checkpoint.open_object import OpenObject
 from gdsdata.checkpoint.tensor_reader import TensorReader
 from gdsdata.collective import agreement, routes
 from gdsdata.collective.plan import Parts
+from gdsdata.errors import RankLost
 
 DIRECT = EngineOptions(direct="always")
 FAILS = EngineOptions(direct="always", faults="seed=1,fail=1")
@@ -269,6 +270,19 @@ def _die_on_rank_2(rank, folder, owner, name):
     while len(list(folder.glob("error-*"))) < RANKS - 1:
         time.sleep(0.01)
     os._exit(0)
+
+
+def _load_when_a_rank_comes_later(rank, folder):
+    options = EngineOptions(stall_timeout_s=0.2)
+    for _ in range(2 if rank == 0 else 0):
+        with pytest.raises(RankLost, match="not all of them had begun"):
+            gdsdata.load(folder / "small.pt", group="auto", options=options)
+    dist.barrier()
+    return len(gdsdata.load(folder / "small.pt", group="auto", options=options))
+
+
+def test_a_rank_that_comes_after_others_have_given_up_reads_with_them(folder):
+    assert on_ranks(2, _load_when_a_rank_comes_later, folder) == [1, 1]
 
 
 @pytest.mark.parametrize(("owner", "name"), [(TensorReader, "_read"), (routes.CpuRoute, "exchange")])

@@ -68,9 +68,8 @@ class _Twin:
         self.nodes: np.ndarray | None = None
 
 
-# By the user's group. A destroyed group leaves both.
+# By the user's group, until that is destroyed.
 _twins: weakref.WeakKeyDictionary[Any, _Twin] = weakref.WeakKeyDictionary()
-_made: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # so many twins of a group
 
 
 def group_of(group: Any) -> ProcessGroup | None:
@@ -147,9 +146,8 @@ class Agreement:
         """
         twin = _twins.get(self.group)
         if twin is None:
-            number = _made[self.group] = _made.get(self.group, 0) + 1
             try:
-                made = gloo_group(self.group, f"gdsdata/{number}", self.rank, self.count, self.timeout)
+                made = gloo_group(self.group, "gdsdata/reads", self.rank, self.count, self.timeout)
             except RuntimeError as error:  # of gloo or the store
                 raise self.lost(error) from error
             twin = _twins[self.group] = _Twin(made)

@@ -38,6 +38,8 @@ _BREAK_TAG = 1  # of messages that nobody sends
 # By the program's group, a connection to its store. It is kept, because torch's TCPStore serves
 # nobody for 5 s after every 25 connections that were closed (torch 2.15, 26 November 2026).
 _stores: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+# By the program's group and a name, the number of the last group that this process tried to make.
+_numbers: weakref.WeakKeyDictionary[Any, dict[str, int]] = weakref.WeakKeyDictionary()
 
 
 def store_of(group: Any) -> Any:
@@ -48,24 +50,34 @@ def store_of(group: Any) -> Any:
 
 
 def gloo_group(
-    group: Any, name: str, rank: int, count: int, timeout: timedelta, is_wanted: Callable[[], bool] | None = None
+    group: Any,
+    name: str,
+    rank: int,
+    count: int,
+    timeout: timedelta,
+    is_wanted: Callable[[], bool] | None = None,
+    is_only: bool = False,
 ) -> Any:
     """Return a new gloo group, which all ranks make.
+
+    There may be several groups of one name, one after the other. Ranks may have tried to make one
+    in vain: they agree on a number that is new to all of them.
 
     A thread makes it: a store whose host hangs answers no call, and torch has no timeout for that.
 
     Args:
-        group: of the program. Its store is used, and must have no group of this name.
+        group: of the program. Its store is used.
         name: of the new group.
         rank, count: of this process among the ranks of the new group, and how many there are.
         timeout: how long to wait for the others, now and in each operation.
         is_wanted: the wait ends by `EngineClosed` when it returns False.
+        is_only: there is no other group of this name, so nothing of it stays in the store.
 
     Raises:
         RuntimeError: a rank does not come in time, or the store is gone or does not answer.
         EngineClosed: the group is not wanted any more.
     """
-    making = _Making(group, name, rank, count, timeout)
+    making = _Making(group, name, rank, count, timeout, is_only)
     threading.Thread(target=making.run, name="gdsdata-connect", daemon=True).start()
     try:
         while True:
@@ -91,8 +103,9 @@ class _Making:
         is_wanted: False ends the wait for the others.
     """
 
-    def __init__(self, group: Any, name: str, rank: int, count: int, timeout: timedelta) -> None:
+    def __init__(self, group: Any, name: str, rank: int, count: int, timeout: timedelta, is_only: bool) -> None:
         self._of_program, self._name, self._rank, self._count, self._timeout = group, name, rank, count, timeout
+        self._is_only = is_only
         self.made: Future[Any] = Future()
         self.until = time.monotonic() + timeout.total_seconds()
         self.is_wanted = True
@@ -106,28 +119,53 @@ class _Making:
     def _make(self) -> Any:
         store = torch.distributed.PrefixStore(self._name, store_of(self._of_program))
         keys = [f"here/{one}" for one in range(self._count)]
-        store.set(keys[self._rank], "")
+        try:
+            number = self._agreed_number(store, keys)
+            connect = min(self._timeout, _CONNECT)
+            self.until = time.monotonic() + connect.total_seconds()
+            store_of_number = torch.distributed.PrefixStore(str(number), store)
+            made = torch.distributed.ProcessGroupGloo(store_of_number, self._rank, self._count, connect)
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # the store may be gone
+                store.set(keys[self._rank], "")  # others wait until this rank tries again
+            raise
+        made.set_timeout(self._timeout)
+        of_gloo = [f"{number}/{key}" for key in keys_of_gloo(self._count)]
+        _delete_when_all_are_connected(store, [*of_gloo, *(keys if self._is_only else ())], number, self._count)
+        return made
+
+    def _agreed_number(self, store: Any, keys: Sequence[str]) -> int:
+        """Wait for the others, and return the highest number of all. gloo's own wait has no end.
+
+        Args:
+            store: of all groups of this name.
+            keys: of the ranks' numbers.
+        """
+        numbers = {} if self._is_only else _numbers.setdefault(self._of_program, {})
+        number, said = numbers.get(self._name, 0) + 1, 0
         pause_s = 0.001
-        while not store.check(keys):  # gloo's own wait could not be ended
+        while True:
+            if number != said:
+                store.set(keys[self._rank], str(number))
+                numbers[self._name] = said = number
+            found = [int(one or 0) for one in store.multi_get(keys)] if store.check(keys) else [0]
+            if min(found) == number == max(found):
+                return number
+            number = max(number, *found)
             if not self.is_wanted:
                 raise EngineClosed(ITERATOR_CLOSED)
             if time.monotonic() > self.until:
                 raise RuntimeError(f"after {self._timeout.total_seconds():g} s not all of them had begun")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LOOK_S)
-        connect = min(self._timeout, _CONNECT)
-        self.until = time.monotonic() + connect.total_seconds()
-        made = torch.distributed.ProcessGroupGloo(store, self._rank, self._count, connect)
-        made.set_timeout(self._timeout)
-        _delete_when_all_are_connected(store, [*keys, *keys_of_gloo(self._count)], self._count)
-        return made
 
 
-def _delete_when_all_are_connected(store: Any, keys: Sequence[str], count: int) -> None:
+def _delete_when_all_are_connected(store: Any, keys: Sequence[str], number: int, count: int) -> None:
     """Delete the keys of a group, if this process is the last one to connect and the store can."""
+    connected = f"{number}/connected"
     with contextlib.suppress(RuntimeError):  # the group does not need the store any more
-        if store.add("connected", 1) == count:
-            for key in [*keys, "connected"]:
+        if store.add(connected, 1) == count:
+            for key in [*keys, connected]:
                 store.delete_key(key)
 
 

@@ -223,7 +223,7 @@ def _gloo_group(peers: Peers, name: str, is_wanted: Callable[[], bool], timeout:
     default = _default_group()
     timeout = timeout or timeout_of_group(default)
     try:
-        return gloo_group(default, name, peers.place, peers.count, timeout, is_wanted)
+        return gloo_group(default, name, peers.place, peers.count, timeout, is_wanted, is_only=True)
     except RuntimeError as error:  # of gloo or the store
         raise peers.lost(error) from error
 

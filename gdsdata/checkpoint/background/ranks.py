@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import weakref
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -17,9 +16,6 @@ from gdsdata.collective.shared_errors import contents_of_all, packed, unpacked
 from gdsdata.errors import RankLost, SaveAborted
 
 T = TypeVar("T")
-
-# By the program's group, how many groups of gloo were made for it.
-_made: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
 class Ranks:
@@ -63,10 +59,9 @@ class Ranks:
         program = self._of_program
         if program is None or self._group is not None:
             return
-        number = _made[program] = _made.get(program, 0) + 1
         timeout = timedelta(seconds=self._timeout_s)
         try:
-            self._group = gloo_group(program, f"gdsdata/ranks/{number}", self.rank, self.count, timeout)
+            self._group = gloo_group(program, "gdsdata/ranks", self.rank, self.count, timeout)
         except RuntimeError as error:  # of gloo or the store
             raise self._lost_by(error) from error
         self._lost = ""
