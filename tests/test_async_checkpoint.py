@@ -425,6 +425,20 @@ def test_a_forked_child_is_told_to_make_a_checkpointer_of_its_own(tmp_path):
         assert checkpointer.restore({"a": 0}) == 1
 
 
+def test_a_forked_child_leaves_saves_and_copies_to_its_parent(tmp_path):
+    slow = EngineOptions(faults="seed=1,late=1,late_ms=500")
+    with AsyncCheckpointer(tmp_path / "run", peers=1, memory_folder=tmp_path, options=slow) as checkpointer:
+        handle = checkpointer.save(1, {"a": torch.ones(100_000)})
+        assert exit_code_of_fork(checkpointer.close) == 0
+
+        def wait():
+            with pytest.raises(EngineClosed, match="the process that forked this one: make a new one"):
+                checkpointer.wait()
+
+        assert exit_code_of_fork(wait) == 0
+        assert handle.result() and handle.copied()
+
+
 def test_a_child_that_was_not_told_of_its_fork_keeps_no_share_in_the_folder(tmp_path):
     first = AsyncCheckpointer(tmp_path)
     first.save(1, {"a": 1}).result()

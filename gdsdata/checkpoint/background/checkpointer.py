@@ -383,6 +383,7 @@ class AsyncCheckpointer:
         Raises:
             IoError, SaveAborted, ...: as `save` does.
         """
+        self._saver.check_not_forked()
         self._under_way.wait()
 
     def close(self, *, wait_for_uploads: bool = True) -> None:
@@ -393,12 +394,14 @@ class AsyncCheckpointer:
 
         Memory that is being made is not waited for, but for the buffers in progress.
 
-        May be called again.
+        May be called again. In a forked child it does nothing.
 
         Args:
             wait_for_uploads: False: the next process uploads what is left, and copies in progress
                 are not waited for. An error that ends the ``with`` block does the same.
         """
+        if self._saver.is_forked:
+            return
         self._end_preparing()
         try:
             self.wait()

@@ -105,9 +105,18 @@ class Saver:
             self._submitted(self._ranks.connect).result()
 
     def _submitted(self, call: Callable[..., T], *arguments: Any) -> Future[T]:
-        if os.getpid() != self._process:  # which has the thread
-            raise EngineClosed("this AsyncCheckpointer belongs to the process that forked this one: make a new one")
+        self.check_not_forked()
         return self._thread.submit(call, *arguments)
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is a forked child: it has no threads, and its parent's saves end there."""
+        return os.getpid() != self._process
+
+    def check_not_forked(self) -> None:
+        """Raise `EngineClosed` in a forked child."""
+        if self.is_forked:
+            raise EngineClosed("this AsyncCheckpointer belongs to the process that forked this one: make a new one")
 
     def close(self, waits_for_uploads: bool) -> None:
         """Wait for every save, and release the folder. May be called again."""
