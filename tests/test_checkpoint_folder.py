@@ -210,3 +210,20 @@ def test_a_checkpoint_that_somebody_removed_is_not_counted_as_kept(tmp_path):
         assert checkpointer.steps() == [1, 3]
         checkpointer.save(4, {"a": 4}).result()
         assert checkpointer.steps() == [3, 4]
+
+
+def test_a_checkpoint_that_a_save_removed_meanwhile_is_not_called_broken(tmp_path, monkeypatch):
+    with AsyncCheckpointer(tmp_path, keep_last=1) as checkpointer:
+        checkpointer.save(1, {"a": 1}).result()
+        check = CheckpointFolder.check
+
+        def checked_later(folder, manifest, file):
+            if manifest.step == 1:
+                checkpointer.save(2, {"a": 2}).result()
+            return check(folder, manifest, file)
+
+        monkeypatch.setattr(CheckpointFolder, "check", checked_later)
+        reader = AsyncCheckpointer(tmp_path)
+        with pytest.raises(FileNotFoundError, match="step 1 .* was removed or saved again meanwhile: restore again"):
+            reader.restore({"a": 0})
+        assert reader.restore({"a": 0}) == 2

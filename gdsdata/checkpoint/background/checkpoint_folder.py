@@ -81,6 +81,8 @@ class CheckpointFolder:
             size_bytes = os.stat(path).st_size
         except FileNotFoundError as error:
             message = f"there is no file '{path}', which the manifest beside it names. {remedy}"
+            if self.manifest_of(manifest.step) != manifest:
+                message = f"step {manifest.step} in '{self.path}' was removed or saved again meanwhile: restore again"
             raise FileNotFoundError(errno.ENOENT, message) from error
         if size_bytes != file.size_bytes:
             message = f"'{path}' has {size_bytes} bytes, and its manifest says {file.size_bytes}. {remedy}"
