@@ -139,6 +139,17 @@ def test_an_evaluation_reads_all_of_its_data_set_each_time(folder):
     assert batches_of(trainer) == expected
 
 
+def test_predict_gives_the_model_the_batches_of_the_data_set(folder):
+    data = data_of(folder)
+    trainer = hf_trainer.use(trainer_of(folder), train=data)
+    for _ in range(2):
+        trainer.model.seen.clear()
+        trainer.predict(data_of(folder, shuffle=False))
+        assert sum(batches_of(trainer), []) == list(range(103))
+    with pytest.raises(ValueError, match="test_dataset is the training data set"):
+        trainer.predict(data)
+
+
 def test_a_class_of_ones_own_keeps_its_methods(folder):
     class Mine(transformers.Trainer):
         def log(self, *arguments):

@@ -32,7 +32,7 @@ def use(
     batch, without reading those before it, also on another number of processes if ``batch_size``
     times processes stays the same. With ``ignore_data_skip=True`` the epoch begins again.
 
-    A `GDSDataset` or `Mix` as ``eval_dataset`` is used in the same way.
+    A `GDSDataset` or `Mix` as ``eval_dataset``, or given to ``predict``, is used in the same way.
 
     Args:
         trainer: a Trainer, or an object of a class derived from it. Its class becomes one that is

@@ -47,15 +47,13 @@ class TrainerMixin(_Base):  # type: ignore[misc]  # its methods go before those 
         data = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(data, str):
             data = self.eval_dataset[data]
-        loader = self._loader_of(data)
-        if loader is None:
-            return super().get_eval_dataloader(eval_dataset)
-        if data is self.train_dataset:
-            raise ValueError(
-                "eval_dataset is the training data set, whose place an evaluation would move: make a second one"
-            )
-        loader.set_epoch(0)  # the same batches each time
-        return loader
+        loader = self._evaluation_loader_of(data, "eval_dataset")
+        return super().get_eval_dataloader(eval_dataset) if loader is None else loader
+
+    def get_test_dataloader(self, test_dataset: Any) -> Any:
+        """Return the loader of what `predict` is given, or the Trainer's own for other data."""
+        loader = self._evaluation_loader_of(test_dataset, "test_dataset")
+        return super().get_test_dataloader(test_dataset) if loader is None else loader
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *arguments: Any, **named: Any) -> Any:
         """Train as the Trainer does.
@@ -70,6 +68,17 @@ class TrainerMixin(_Base):  # type: ignore[misc]  # its methods go before those 
 
     def _loader_of(self, data: Any) -> TrainerLoader | None:
         return TrainerLoader(self.accelerator, data) if isinstance(data, BatchDataset) else None
+
+    def _evaluation_loader_of(self, data: Any, argument: str) -> TrainerLoader | None:
+        loader = self._loader_of(data)
+        if loader is None:
+            return None
+        if data is self.train_dataset:
+            raise ValueError(
+                f"{argument} is the training data set, whose place an evaluation would move: make a second one"
+            )
+        loader.set_epoch(0)  # the same batches each time
+        return loader
 
     def _data_set(self) -> Any:
         """Return the training data if this saves their state, else None."""
@@ -114,8 +123,8 @@ class TrainerMixin(_Base):  # type: ignore[misc]  # its methods go before those 
 
 # The methods of a Trainer that `TrainerMixin` overrides. Most are private to transformers.
 _OVERRIDDEN = (
-    "get_train_dataloader", "get_eval_dataloader", "train", "_init_training_state", "_save_optimizer_and_scheduler",
-    "_load_optimizer_and_scheduler",
+    "get_train_dataloader", "get_eval_dataloader", "get_test_dataloader", "train", "_init_training_state",
+    "_save_optimizer_and_scheduler", "_load_optimizer_and_scheduler",
 )  # fmt: skip
 
 
