@@ -184,6 +184,34 @@ def test_the_trainer_saves_in_the_background_and_its_bar_has_a_length(tmp_path, 
     assert sorted(path.name for path in tmp_path.glob("*.ckpt")) == ["step=12.ckpt", "step=8.ckpt"]
 
 
+@pytest.mark.parametrize("saved", [{}, {"every_n_train_steps": 13}], ids=["after it", "after its last batch"])
+@pytest.mark.parametrize("length", [{"max_epochs": 3}, {"max_steps": 39}])
+def test_a_checkpoint_of_an_epochs_end_is_resumed_with_the_next_batches(tmp_path, length, saved):
+    seen = []
+    torch.arange(103, dtype=torch.float32).numpy().tofile(tmp_path / "0.bin")
+
+    class Noting(Module):
+        def training_step(self, batch, number):
+            seen.append(batch[:, 0].tolist())
+            return super().training_step(batch, number)
+
+    def batches_of(**more):
+        seen.clear()
+        trainer = lightning.Trainer(
+            accelerator="cpu",
+            callbacks=[lightning.pytorch.callbacks.ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, **saved)],
+            logger=False,
+            enable_model_summary=False,
+            enable_progress_bar=False,
+            **length,
+        )
+        trainer.fit(Noting(), GDSDataset(tmp_path / "0.bin", 8, Records("f4", (1,)), device="cpu"), **more)
+        return seen[:]
+
+    whole = batches_of()
+    assert batches_of(ckpt_path=tmp_path / "epoch=0.ckpt") == whole[len(whole) // 3 :]
+
+
 def test_fabric_takes_a_data_set_in_a_dataloader_and_saves_through_gdsdata(tmp_path, data):
     fabric = lightning.Fabric(accelerator="cpu", plugins=[GDSCheckpointIO()])
     fabric.launch()

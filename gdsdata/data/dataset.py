@@ -17,7 +17,7 @@ from gdsdata.data.batches.settings import BatchSettings
 from gdsdata.data.groups import Fields, Reading, Sharding, group_of
 from gdsdata.data.indexing import Indexing
 from gdsdata.data.iteration import Iteration
-from gdsdata.data.loaders import refuse_second_share, refuse_spinning, warn_of_stacking
+from gdsdata.data.loaders import is_over_in_lightning, refuse_second_share, refuse_spinning, warn_of_stacking
 from gdsdata.data.progress import Begun, Progress, checked_epoch
 from gdsdata.data.ranks import EpochRanks, Ranks, Share
 from gdsdata.data.samples import Samples
@@ -309,7 +309,10 @@ class GDSDataset(BatchDataset):
         """Begin to read this epoch, or the rest of it after `load_state_dict`."""
         warn_of_stacking(self)
         refuse_spinning(self)
+        is_over = is_over_in_lightning(self)
         begun = self._progress.begin(len(self), self._samples.step_samples)
+        if is_over:
+            return iter(())
 
         def handed_out(given: int) -> None:
             self._progress.handed_out(begun, given)

@@ -13,11 +13,13 @@ from typing import Any
 
 from torch.utils.data import default_collate, get_worker_info
 
+from gdsdata.data.batch_dataset import BatchDataset
 from gdsdata.io import engine
 
-# From `iter(dataset)` in a loader's fetcher to the method that is asked, with a subclass's own
-# between them.
-_MOST_FRAMES = 6
+# From `iter(dataset)` in a loader's fetcher, or in Lightning's loop around its own, to the method
+# that is asked, with a subclass's own between them.
+_MOST_FRAMES = 10
+_LIGHTNING_LOOPS = ("lightning.pytorch.loops.fit_loop", "pytorch_lightning.loops.fit_loop")
 
 
 def _callers(frame: types.FrameType | None) -> Iterator[types.FrameType]:
@@ -68,6 +70,30 @@ def refuse_spinning(dataset: object) -> None:
                     "gdsdata.integrations.composer.Loader(dataset) and Trainer(train_dataloader=loader, "
                     "callbacks=[loader])"
                 )
+
+
+def is_over_in_lightning(dataset: object) -> bool:
+    """Return whether a Trainer of Lightning asks for the rest of an epoch that is over.
+
+    It does so if it counts steps, and resumes from a checkpoint of the end of an epoch: it would
+    train on one batch more. If it counts epochs, it does not load the states of its data sets: this
+    does, and begins the iterators that ended with that epoch. Call it when ``dataset`` is asked for
+    an iterator.
+    """
+    for frame in _callers(sys._getframe(1)):
+        if frame.f_code.co_name == "setup_data" and frame.f_globals.get("__name__") in _LIGHTNING_LOOPS:
+            loop = frame.f_locals["self"]
+            if loop.restarting:
+                batches = loop.epoch_loop.batch_progress
+                return bool(batches.is_last_batch and batches.total.completed == batches.total.processed)
+            loaders = [one for one in frame.f_locals["combined_loader"].flattened if hasattr(one, "state_dict")]
+            states, loop._combined_loader_states_to_load = loop._combined_loader_states_to_load, []
+            for one, state in zip(loaders, states, strict=False):
+                if isinstance(one, BatchDataset):
+                    one.load_state_dict(state)  # type: ignore[attr-defined]
+                    iter(one)
+            return False
+    return False
 
 
 def _stacks(collate: object) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 
 from gdsdata.data.batch_dataset import BatchDataset
 from gdsdata.data.dataset import GDSDataset
-from gdsdata.data.loaders import refuse_second_share, refuse_spinning, warn_of_stacking
+from gdsdata.data.loaders import is_over_in_lightning, refuse_second_share, refuse_spinning, warn_of_stacking
 from gdsdata.data.order.permutation import as_array
 from gdsdata.data.progress import Begun, Progress, checked_epoch, position_in
 from gdsdata.data.ranks import EpochRanks, Ranks, Share
@@ -303,7 +303,10 @@ class Mix(BatchDataset):
         """Begin to read this epoch, or the rest of it after `load_state_dict`."""
         warn_of_stacking(self)
         refuse_spinning(self)
+        is_over = is_over_in_lightning(self)
         begun = self._progress.begin(len(self), self._steps())
+        if is_over:
+            return iter(())
         for source in self.sources:
             source.agree_on_shuffle()
         begin, numbers = begun.epoch * self._batches, begun.numbers
