@@ -139,6 +139,14 @@ def test_an_evaluation_reads_all_of_its_data_set_each_time(folder):
     assert batches_of(trainer) == expected
 
 
+def test_the_loss_of_an_evaluation_is_the_mean_over_its_samples(folder):
+    trainer = hf_trainer.use(trainer_of(folder, evaluate=data_of(folder)), train=data_of(folder))
+    trainer.can_return_loss, trainer.label_names = True, []  # what a Trainer finds out of other models
+    found = trainer.evaluate()["eval_loss"]
+    assert [len(numbers) for numbers, _ in trainer.model.seen] == [8] * 12 + [7]
+    assert found == pytest.approx(sum(len(numbers) * loss for numbers, loss in trainer.model.seen) / 103, rel=1e-5)
+
+
 def test_predict_gives_the_model_the_batches_of_the_data_set(folder):
     data = data_of(folder)
     trainer = hf_trainer.use(trainer_of(folder), train=data)

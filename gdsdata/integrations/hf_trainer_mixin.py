@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.utils.data import IterableDataset
 
 from gdsdata.checkpoint.api import load, save
@@ -54,6 +55,21 @@ class TrainerMixin(_Base):  # type: ignore[misc]  # its methods go before those 
         """Return the loader of what `predict` is given, or the Trainer's own for other data."""
         loader = self._evaluation_loader_of(test_dataset, "test_dataset")
         return super().get_test_dataloader(test_dataset) if loader is None else loader
+
+    def prediction_step(self, model: Any, inputs: Any, *arguments: Any, **named: Any) -> Any:
+        """Return loss, logits and labels; the loss of all processes, once for each sample.
+
+        The Trainer takes the mean, and would count all batches alike.
+        """
+        from transformers.trainer_pt_utils import find_batch_size  # late: transformers is optional
+
+        loss, *others = super().prediction_step(model, inputs, *arguments, **named)
+        if loss is not None and isinstance(self.callback_handler.eval_dataloader, TrainerLoader):
+            samples = find_batch_size(inputs) or 1  # type: ignore[no-untyped-call]
+            sums = torch.stack([loss.float().mean() * samples, loss.new_tensor(samples, dtype=torch.float)])
+            total, samples = self.accelerator.gather(sums).view(-1, 2).sum(0)
+            loss = (total / samples).repeat(int(samples))  # damaged samples may be left out on one process
+        return loss, *others
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *arguments: Any, **named: Any) -> Any:
         """Train as the Trainer does.
@@ -123,8 +139,8 @@ class TrainerMixin(_Base):  # type: ignore[misc]  # its methods go before those 
 
 # The methods of a Trainer that `TrainerMixin` overrides. Most are private to transformers.
 _OVERRIDDEN = (
-    "get_train_dataloader", "get_eval_dataloader", "get_test_dataloader", "train", "_init_training_state",
-    "_save_optimizer_and_scheduler", "_load_optimizer_and_scheduler",
+    "get_train_dataloader", "get_eval_dataloader", "get_test_dataloader", "prediction_step", "train",
+    "_init_training_state", "_save_optimizer_and_scheduler", "_load_optimizer_and_scheduler",
 )  # fmt: skip
 
 
