@@ -76,9 +76,8 @@ def is_over_in_lightning(dataset: object) -> bool:
     """Return whether a Trainer of Lightning asks for the rest of an epoch that is over.
 
     It does so if it counts steps, and resumes from a checkpoint of the end of an epoch: it would
-    train on one batch more. If it counts epochs, it does not load the states of its data sets: this
-    does, and begins the iterators that ended with that epoch. Call it when ``dataset`` is asked for
-    an iterator.
+    train on one batch more. If it counts epochs, it loads no states of its loaders then, so this
+    loads those of data sets. Call it when ``dataset`` is asked for an iterator.
     """
     for frame in _callers(sys._getframe(1)):
         if frame.f_code.co_name == "setup_data" and frame.f_globals.get("__name__") in _LIGHTNING_LOOPS:
@@ -86,14 +85,22 @@ def is_over_in_lightning(dataset: object) -> bool:
             if loop.restarting:
                 batches = loop.epoch_loop.batch_progress
                 return bool(batches.is_last_batch and batches.total.completed == batches.total.processed)
-            loaders = [one for one in frame.f_locals["combined_loader"].flattened if hasattr(one, "state_dict")]
-            states, loop._combined_loader_states_to_load = loop._combined_loader_states_to_load, []
-            for one, state in zip(loaders, states, strict=False):
-                if isinstance(one, BatchDataset):
-                    one.load_state_dict(state)  # type: ignore[attr-defined]
-                    iter(one)
+            _load_states_of(loop, frame.f_locals.get("combined_loader"))
             return False
     return False
+
+
+def _load_states_of(loop: Any, combined_loader: Any) -> None:
+    """Load what a loop of Lightning has kept of a checkpoint of the end of an epoch, once."""
+    states = getattr(loop, "_combined_loader_states_to_load", None)
+    if not states or combined_loader is None:
+        return
+    loop._combined_loader_states_to_load = []
+    loaders = [one for one in combined_loader.flattened if hasattr(one, "state_dict")]
+    for one, state in zip(loaders, states, strict=False):
+        if isinstance(one, BatchDataset):
+            one.load_state_dict(state)  # type: ignore[attr-defined]
+            iter(one)  # has no batch left, and so begins the next epoch
 
 
 def _stacks(collate: object) -> bool:
