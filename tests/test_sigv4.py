@@ -73,6 +73,24 @@ def test_a_session_token_is_signed():
     assert "X-Amz-Security-Token=a%20token%2F%2B%3D&" in url
 
 
+@pytest.mark.parametrize(
+    ("origin", "host"),
+    [
+        ("https://h.example:443", "h.example"),
+        ("http://h.example:80", "h.example"),
+        ("http://h.example:443", "h.example:443"),
+        ("https://[::1]:443", "[::1]"),
+        ("http://[::1]:9000", "[::1]:9000"),
+    ],
+)
+def test_the_host_is_signed_as_clients_send_it_without_the_schemes_own_port(origin, host):
+    signed = sigv4.with_headers(sigv4.AWS, "GET", f"{origin}/k", EMPTY, KEYS, "us-east-1", NOW)
+    assert signed["host"] == host
+    other = f"x://{host}"
+    urls = [sigv4.with_query(sigv4.AWS, "GET", f"{one}/k", KEYS, "us-east-1", NOW, 60) for one in (origin, other)]
+    assert urls[0].removeprefix(origin) == urls[1].removeprefix(other)
+
+
 def test_google_has_its_own_names():
     url = sigv4.with_query(sigv4.GOOGLE, "GET", "https://storage.googleapis.com/b/k", KEYS, "auto", NOW, 60)
     values = dict(parse_qsl(urlsplit(url).query))

@@ -60,7 +60,7 @@ def with_headers(
     """
     prefix = dialect.header_prefix
     signed = {name.lower(): " ".join(value.split()) for name, value in headers.items()}
-    signed["host"] = urlsplit(url).netloc
+    signed["host"] = _host_of(url)
     signed[f"{prefix}date"] = _stamp(now)
     if keys.session_token:
         signed[f"{prefix}security-token"] = keys.session_token
@@ -87,9 +87,15 @@ def with_query(dialect: Dialect, method: str, url: str, keys: Keys, region: str,
         values[f"{name}Security-Token"] = keys.session_token
     query = "&".join(filter(None, [urlsplit(url).query, query_of(values)]))
     unsigned = f"{url.partition('?')[0]}?{query}"
-    host = {"host": urlsplit(url).netloc}
+    host = {"host": _host_of(url)}
     _, signature = _signature(dialect, method, unsigned, host, UNSIGNED, keys, region, now)
     return f"{unsigned}&{name}Signature={signature}"
+
+
+def _host_of(url: str) -> str:
+    """Return the Host header that clients send: without a port that is the scheme's own."""
+    parts = urlsplit(url)
+    return parts.netloc.removesuffix({"http": ":80", "https": ":443"}.get(parts.scheme, ""))
 
 
 def _stamp(now: datetime) -> str:
