@@ -190,6 +190,20 @@ def test_a_size_is_found_where_head_is_refused(serve, answer, size_bytes):
     assert web.make("host", "https", {}).head("key?X-Amz-Signature=1").size_bytes == size_bytes
 
 
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"content-range": "bytes 0-0/*", "content-length": "1"},
+        {"content-length": "1"},
+        {"content-type": "multipart/byteranges; boundary=b", "content-length": "90"},
+    ],
+)
+def test_the_length_of_a_part_is_not_taken_for_the_objects_size(serve, headers):
+    serve(lambda method, *_: (405, {}, b"") if method == "HEAD" else (206, headers, b"x"))
+    with pytest.raises(CorruptData, match="does not say the object's size"):
+        web.make("host", "https", {}).head("key")
+
+
 def test_a_redirect_is_followed_without_this_host_s_headers(serve):
     def answer(method, path, query, headers, body):
         if path == "/key":

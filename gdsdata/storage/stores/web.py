@@ -120,9 +120,10 @@ class WebStore(NotPickled):
         # URLs that are signed for GET, and some servers, refuse HEAD.
         request = self._request("GET", url)
         response = self._send(replace(request, headers={**request.headers, "range": "bytes=0-0"}), accept=(416,))
-        part = response.content_range
-        if response.status == 206 and part and part.total is not None:
-            response = replace(response, headers={**response.headers, "content-length": str(part.total)})
+        if response.status == 206:  # its Content-Length is that of the part
+            part = response.content_range
+            total = "" if part is None or part.total is None else str(part.total)
+            response = replace(response, headers={**response.headers, "content-length": total})
         elif response.status == 416:  # an empty object
             if response.headers.get("content-range", "").strip().lower() != "bytes */0":
                 raise transport.refused(request, response)

@@ -331,7 +331,7 @@ def info_of(url: str, response: Response) -> ObjectInfo:
     """
     length = response.headers.get("content-length", "")
     if not (length.isdecimal() and len(length) < 19):
-        raise CorruptData(f"{url}: the server does not say the object's size (no Content-Length).", url)
+        raise CorruptData(f"{url}: the server does not say the object's size (Content-Length, Content-Range).", url)
     return ObjectInfo(url, int(length), response.headers.get("etag") or response.headers.get("last-modified", ""))
 
 
