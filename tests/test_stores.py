@@ -85,6 +85,22 @@ def test_configure_replaces_the_stores_of_a_scheme(serve):
     configure("s3")
 
 
+def test_an_azure_connection_string_names_the_endpoint_of_its_own_account_alone(monkeypatch):
+    for name in ("AZURE_STORAGE_ACCOUNT", "AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ENDPOINT"):
+        monkeypatch.delenv(name, raising=False)
+
+    def address(parts, **options):
+        monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", f"AccountName=mine;AccountKey=a2V5;{parts}")
+        return azure.make("data", "az", options).address("key")
+
+    assert address("BlobEndpoint=http://h:1/mine") == "http://h:1/mine/data/key"
+    other = address("BlobEndpoint=http://h:1/mine", account="other")
+    assert other == "https://other.blob.core.windows.net/data/key"
+    china = "EndpointSuffix=core.chinacloudapi.cn"
+    assert address(china) == "https://mine.blob.core.chinacloudapi.cn/data/key"
+    assert address(f"DefaultEndpointsProtocol=http;{china}") == "http://mine.blob.core.chinacloudapi.cn/data/key"
+
+
 def test_an_azure_account_is_named_in_the_url():
     assert location_of("az://c@acc.blob.core.windows.net/a/b") == Location("az", "c@acc.blob.core.windows.net", "a/b")
     for bucket in ("cont@acc", "cont@acc.blob.core.windows.net", "cont@acc.dfs.core.windows.net"):

@@ -31,9 +31,21 @@ def account_of_environment() -> str:
     )
 
 
-def endpoint_of_environment() -> str:
-    """Return the endpoint of the account that the environment names, or ""."""
-    return os.environ.get("AZURE_STORAGE_ENDPOINT") or connection_string().get("blobendpoint", "")
+def endpoint_of_environment(account: str) -> tuple[str, str]:
+    """Return the endpoint that the environment names for an account, and what names it.
+
+    Both are "" if nothing does. A connection string names the endpoint of its own account alone.
+    """
+    if os.environ.get("AZURE_STORAGE_ENDPOINT"):
+        return os.environ["AZURE_STORAGE_ENDPOINT"], "AZURE_STORAGE_ENDPOINT"
+    parts = connection_string()
+    endpoint = parts.get("blobendpoint", "")
+    if parts.get("accountname", account) != account:
+        return "", ""
+    if not endpoint and parts.get("endpointsuffix"):
+        scheme = parts.get("defaultendpointsprotocol", "https")
+        endpoint = f"{scheme}://{account}.blob.{parts['endpointsuffix']}"
+    return endpoint, "AZURE_STORAGE_CONNECTION_STRING"
 
 
 def find_secret(url: str) -> Secret:

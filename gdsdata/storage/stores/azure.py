@@ -58,7 +58,7 @@ def make(bucket: str, scheme: str, options: Mapping[str, Any]) -> AzureStore:
         raise ValueError(f"{scheme}://{bucket}: the account {account!r} has other than small letters and digits")
     endpoint, source = options.get("endpoint_url"), "endpoint_url"
     if not endpoint and not host:
-        endpoint, source = azure_chain.endpoint_of_environment(), "AZURE_STORAGE_ENDPOINT"
+        endpoint, source = azure_chain.endpoint_of_environment(account)
     if not endpoint:
         domain = host.partition(".")[2].replace("dfs.", "blob.", 1) or "blob.core.windows.net"
         endpoint, source = f"https://{account}.{domain}", "the URL"
