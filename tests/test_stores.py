@@ -262,6 +262,18 @@ def test_an_upload_that_fails_in_a_200_is_an_error(serve):
     assert upload.complete().size_bytes == 5
 
 
+@pytest.mark.parametrize("said", [b"", b" " * 5000, b" " * 5000 + b"<Error><Code>InternalError</Code></Error>"])
+def test_a_200_that_does_not_say_that_an_upload_is_complete_is_sent_again(serve, said):
+    bucket = Bucket()
+    bucket.objects["/key"] = b"older"
+    serve(bucket)
+    upload = s3_store().upload("key", 5)
+    upload.send(0, memoryview(b"newer"))
+    bucket.complete_with = [(200, {}, said), None]
+    assert upload.complete().size_bytes == 5
+    assert bucket.objects["/key"] == b"newer"
+
+
 def test_a_lost_answer_to_the_completion_is_no_error(serve):
     lost = [(500, {}, b""), (404, {}, b"<Error><Code>NoSuchUpload</Code></Error>")]
     bucket = Bucket()

@@ -134,7 +134,8 @@ def send(
             400, or None.
         renew: is called once if the server says that the secret has expired. Then the request is
             signed again.
-        error_in_body: a 200 may have an error in its body, as that of CompleteMultipartUpload.
+        error_in_body: a 200 may have an error in its body, or nothing, as that of
+            CompleteMultipartUpload.
         may_be_cut: return the beginning of a body that is longer than ``most_bytes``.
 
     Raises:
@@ -177,6 +178,7 @@ def send(
             wait_s = _asked_wait_s(response.headers)
             is_retried = response.status in _RETRIED or refusal.code in _RETRIED_CODES
             is_retried |= refusal.code in _DAMAGED_CODES and attempts < _MOST_DAMAGED
+            is_retried |= 200 <= response.status < 300 and not response.body.strip()  # it has no outcome
         wait_s = max(wait_s, _draw(0.0, min(_MOST_WAIT_S, _FIRST_WAIT_S * 2.0 ** min(attempts - 1, 20))))
         passed_s = _clock() - begun
         if not is_retried or passed_s + wait_s >= limit_s:
@@ -209,9 +211,15 @@ def _attempt_s(request: Request) -> float:
 
 
 def _refusal(response: Response, error_in_body: bool) -> failures.Refusal | None:
-    if 200 <= response.status < 300 and not (error_in_body and b"<Error" in response.body[:1024]):
+    if 200 <= response.status < 300 and not (error_in_body and _has_error(response.body)):
         return None
     return failures.refusal_of(response.status, response.headers, response.body, response.hidden)
+
+
+def _has_error(body: bytes) -> bool:
+    """Return whether a body has an error, or only blanks, which are sent before an outcome."""
+    said = body.lstrip()
+    return not said or b"<Error" in said[:1024]
 
 
 def _added_by_signing(request: Request, sent: Request) -> list[str]:
