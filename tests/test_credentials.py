@@ -389,6 +389,23 @@ def test_profiles_are_read_from_both_files(monkeypatch, tmp_path):
     assert "f%s" not in repr(profile)
 
 
+@pytest.mark.parametrize("name", ["'my prof'", '"my prof"', "  my\\ prof", "\t'my prof'", "my prof"])
+def test_names_of_sections_are_quoted_and_spaced_as_awss_tools_write_them(monkeypatch, tmp_path, name):
+    write(
+        tmp_path, f"[profile {name}]\nservices = local\n[services  'local']\ns3 =\n  endpoint_url = http://s.example\n"
+    )
+    monkeypatch.setenv("AWS_PROFILE", "my prof")
+    assert aws_chain.endpoint_of(aws_chain.read_profile())[0] == "http://s.example"
+
+
+def test_a_profile_may_ignore_configured_endpoints_unless_the_environment_says_otherwise(monkeypatch, tmp_path):
+    write(tmp_path, "[default]\nendpoint_url = http://one.example\nignore_configured_endpoint_urls = true\n")
+    profile = aws_chain.read_profile()
+    assert aws_chain.endpoint_of(profile) == ("", "")
+    monkeypatch.setenv("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "false")
+    assert aws_chain.endpoint_of(profile)[0] == "http://one.example"
+
+
 def test_a_profile_that_is_named_must_exist(monkeypatch):
     monkeypatch.setenv("AWS_PROFILE", "nowhere")
     with pytest.raises(ValueError, match="no AWS profile 'nowhere'"):

@@ -15,6 +15,7 @@ import os
 import shlex
 import subprocess
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ def read_profile(name: str | None = None) -> Profile:
     """
     wanted = name or os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE") or ""
     profile = wanted or "default"
-    config = _parsed("AWS_CONFIG_FILE", "~/.aws/config")
+    config = _by_plain_name(_parsed("AWS_CONFIG_FILE", "~/.aws/config"))
     secrets = _parsed("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials")
     sections = [f"profile {profile}"] if profile != "default" else ["default", "profile default"]
     found = [config[one] for one in sections if one in config] + ([secrets[profile]] if profile in secrets else [])
@@ -75,7 +76,8 @@ def read_profile(name: str | None = None) -> Profile:
 
 def endpoint_of(profile: Profile) -> tuple[str, str]:
     """Return the endpoint for S3 of environment or profile, and what names it; or "" twice."""
-    if is_true(os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS")):
+    ignored = os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS")
+    if is_true(profile.values.get("ignore_configured_endpoint_urls") if ignored is None else ignored):
         return "", ""
     for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
         if os.environ.get(name):
@@ -206,7 +208,19 @@ def _parsed(variable: str, default: str) -> configparser.RawConfigParser:
     return parser
 
 
-def _endpoint_of(config: configparser.RawConfigParser, values: dict[str, str]) -> str:
+def _by_plain_name(config: configparser.RawConfigParser) -> Mapping[str, Mapping[str, str]]:
+    """Return the sections of AWS's config, whose names may be quoted as in a shell."""
+    found = {}
+    for name, section in config.items():
+        try:
+            plain = " ".join(shlex.split(name))
+        except ValueError:  # a quote without an end
+            plain = name
+        found[plain] = section
+    return found
+
+
+def _endpoint_of(config: Mapping[str, Mapping[str, str]], values: dict[str, str]) -> str:
     """Return the endpoint of S3: of the profile's ``services`` section, or its own."""
     section = f"services {values.get('services', '')}"
     if section in config:
