@@ -10,8 +10,9 @@ from gdsdata.formats.listing import listing_of
 from gdsdata.io.remote_access import CACHE_VARIABLE
 from gdsdata.progress_bars import show_progress
 from gdsdata.storage import prefetch
-from gdsdata.storage.cache import Cache, CachedObject, cache_folder, is_cache
+from gdsdata.storage.cache import Cache, CachedObject, is_cache
 from gdsdata.storage.failures import shown_url
+from gdsdata.storage.settings import cache_folder
 from gdsdata.storage.store import ObjectInfo
 
 _DESCRIPTION = """List, verify, warm and empty a local cache of remote objects. Exit status: 0 if everything was
@@ -32,7 +33,10 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if given.no_progress:
         show_progress(False)
-    folder = cache_folder(given.path)
+    try:
+        folder = cache_folder(given.path)
+    except ValueError as error:
+        parser.error(str(error))
     if folder is None:
         parser.error(f"name the cache folder, or set {CACHE_VARIABLE}")
     if not is_cache(folder) and not given.prefetch:

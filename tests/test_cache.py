@@ -19,8 +19,8 @@ from gdsdata.formats.listing import listing_of
 from gdsdata.io import engine
 from gdsdata.io.remote_access import BLOCK_BYTES
 from gdsdata.storage import prefetch, transport
-from gdsdata.storage.cache import Cache, cache_folder, is_cache
-from gdsdata.storage.settings import RemoteSettings
+from gdsdata.storage.cache import Cache, is_cache
+from gdsdata.storage.settings import RemoteSettings, cache_folder
 from gdsdata.storage.stores import configure, store_of
 
 SIZE = 2 * BLOCK_BYTES + 1000
@@ -52,6 +52,18 @@ def test_the_environment_names_the_folder(monkeypatch):
     monkeypatch.setenv("GDSDATA_CACHE", "/nvme/cache")
     assert cache_folder() == "/nvme/cache"
     assert cache_folder("/other") == "/other"
+
+
+def test_the_environments_folder_may_be_a_file_url_or_relative_as_that_of_cache(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    Cache(tmp_path / "c", "1GiB")
+    for said in (f"file://{tmp_path}/c", "c"):
+        monkeypatch.setenv("GDSDATA_CACHE", said)
+        assert RemoteSettings.of([URL], None, None, None).cache == f"{tmp_path}/c"
+        assert program.main([]) == 0
+    monkeypatch.setenv("GDSDATA_CACHE", "s3://bucket/c")
+    with pytest.raises(ValueError, match="GDSDATA_CACHE='s3://bucket/c' is a URL: give a local folder"):
+        RemoteSettings.of([URL], None, None, None)
 
 
 def test_a_kept_block_is_listed_and_is_a_range_of_a_file(folder, content):

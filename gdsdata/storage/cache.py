@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gdsdata.io import engine
-from gdsdata.io.remote_access import BLOCK_BYTES, CACHE_VARIABLE, make_cache_folder
+from gdsdata.io.remote_access import BLOCK_BYTES, make_cache_folder
 from gdsdata.storage.settings import size_bytes_of
 
 _STATE = "cache.state"  # as csrc/base/cache_totals.cpp has it
@@ -90,11 +90,6 @@ class Cache:
 def is_cache(folder: str | os.PathLike[str]) -> bool:
     """Return whether a folder has a cache."""
     return (Path(folder) / _STATE).is_file()
-
-
-def cache_folder(given: str | os.PathLike[str] | None = None) -> str | None:
-    """Return the folder that was given, or that GDSDATA_CACHE names; None if there is none."""
-    return os.fspath(given) if given is not None else os.environ.get(CACHE_VARIABLE) or None
 
 
 def _description(text: bytes) -> dict[str, Any]:

@@ -59,9 +59,9 @@ class RemoteSettings:
             ValueError: a size that is none.
         """
         schemes = tuple(sorted({location_of(url).scheme for url in urls if is_url(url)}))
-        found = os.environ.get(CACHE_VARIABLE) if cache is None else os.path.abspath(local_folder("cache", cache))
+        found = cache_folder(cache)
         size = None if cache_bytes is None else size_bytes_of(cache_bytes)
-        return cls(schemes, found or None, size, dict(options or {}))
+        return cls(schemes, found, size, dict(options or {}))
 
     def take_effect(self) -> None:
         """Have this process reach objects so. It may be called again and again.
@@ -106,6 +106,16 @@ class _Spelled:
 
     kind: type[Secret]
     values: Mapping[str, Any]
+
+
+def cache_folder(given: str | os.PathLike[str] | None = None) -> str | None:
+    """Return the folder of the cache that was given, or that the environment names; or None.
+
+    Raises:
+        ValueError: it is the URL of objects.
+    """
+    said, name = (os.environ.get(CACHE_VARIABLE), CACHE_VARIABLE) if given is None else (given, "cache")
+    return os.path.abspath(local_folder(name, said)) if said else None
 
 
 def folder_of_derived(kind: str) -> str | None:
