@@ -30,8 +30,8 @@ LONGEST_RANGE = 20_000
 # The server recovers from these: the bytes are right.
 PASSING = [
     "reset_before", "close_before", "reset_within", "silence", "stall", "slow", "short", "short_length", "wrong_range",
-    "chunked", "garbage_headers", "huge_headers", "status_429", "status_429_retry_after", "status_500", "status_503",
-    "status_503_retry_after", "expired",
+    "chunked", "compressed", "garbage_headers", "huge_headers", "status_429", "status_429_retry_after", "status_500",
+    "status_503", "status_503_retry_after", "expired",
 ]  # fmt: skip
 # These are errors at once: their class, errno, and what their text says.
 LASTING = {
