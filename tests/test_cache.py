@@ -416,7 +416,7 @@ def other_tag(content, begin, end):
         (shorter_range, TAG, IoError, "the bytes 0 to "),
         (no_range, TAG, IoError, 'the range "bytes \\*/5"'),
         (whole, TAG, IoError, "does not serve ranges"),
-        (larger, {}, CorruptData, f"replaced meanwhile \\({SIZE} bytes then, {SIZE + 5} now\\)"),
+        (larger, TAG, CorruptData, f"replaced meanwhile \\({SIZE} bytes then, {SIZE + 5} now\\)"),
         (gone, TAG, CorruptData, "replaced meanwhile"),
         (other_tag, TAG, CorruptData, 'replaced meanwhile \\(its tag is "2" now\\)'),
     ],

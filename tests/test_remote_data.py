@@ -1,8 +1,10 @@
 """Batches from URLs are those of the same files, in each shuffle."""
 
+import io
 import itertools
 import json
 import pickle
+import tarfile
 import warnings
 
 import numpy as np
@@ -13,6 +15,7 @@ from sources import SOURCES
 from torch.utils.data import DataLoader
 
 from gdsdata import GDSDataset, Reading
+from gdsdata.cache import main as cache_program
 from gdsdata.errors import CorruptData
 from gdsdata.formats import Records, Tokens
 from gdsdata.io import remote_access
@@ -49,6 +52,16 @@ def read(source, format, **arguments):
         source,
         **grouped({"batch_size": 2, "format": format, "device": "cpu", "ragged": "padded", "seed": 7, **arguments}),
     )
+
+
+def tar_of(members):
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as archive:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return made.getvalue()
 
 
 def flat(batches):
@@ -276,6 +289,22 @@ def test_the_second_start_with_a_cache_reads_nothing_from_the_server(folder, ser
     assert_same_batches(again, first)
     assert server.requests == []
     assert_same_batches(again, flat(read(folder, SOURCES[name].format())))
+
+
+def test_an_object_whose_server_names_no_version_is_read_anew_at_each_start(server, tmp_path, capsys):
+    server.has_tags = False
+    url, cache = f"{server.address}/bucket/a.tar", tmp_path / "nvme"
+    try:
+        for sizes in ((10, 300), (300, 10)):
+            samples = {f"{place}.bin": bytes([size % 256]) * size for place, size in enumerate(sizes)}
+            server.content["a.tar"] = tar_of(samples)
+            got = flat(read(url, None, cache=cache, cache_bytes="1GiB", shuffle=False))
+            assert got[0][0][: sizes[0]].tobytes() == samples["0.bin"]
+            assert got[0][1][: sizes[1]].tobytes() == samples["1.bin"]
+        assert cache_program([str(cache), "--prefetch", url]) == 1
+        assert "names no version" in capsys.readouterr().err
+    finally:
+        remote_access.use_cache(None, None)
 
 
 def test_a_file_whose_path_has_a_url_in_it_is_a_file(tmp_path):

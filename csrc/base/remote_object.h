@@ -48,6 +48,8 @@ class RemoteObject : public std::enable_shared_from_this<RemoteObject> {
   uint64_t size_bytes() const { return size_bytes_; }
   int64_t version() const { return version_; }
   bool has_version() const { return version_ != kAnyVersion; }
+  // False if the server has no tag: then nothing tells another version of its size from this one.
+  bool is_told_apart() const { return has_version() && version_ != object_version(""); }
   static constexpr int64_t kAnyVersion = -1;
 
   // Returns an access that is still valid for some time. If there is none, returns null and asks

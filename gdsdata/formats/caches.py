@@ -41,6 +41,15 @@ def place_of(path: str, where: str, kind: str, ending: str) -> str:
     return os.path.join(folder_of(where, kind), f"{digest}.{ending}")
 
 
+def has_no_version(path: str) -> bool:
+    """Return whether ``path`` is an object whose server names no version: nothing of it is kept."""
+    if not is_remote(path):
+        return False
+    from gdsdata.storage import objects
+
+    return objects.identity_of(path).version == objects.no_version()
+
+
 def folder_of_objects(where: str | os.PathLike[str], kind: str) -> str:
     """Return the folder that ``where`` means for what is made of objects."""
     if where not in ("user", "beside"):

@@ -6,7 +6,7 @@ A kept index is used while these are as they were:
 - the files that the index was made from, but that have no samples (every state.json that was read,
   too): size and modification time;
 - of the files with samples, as many as a quarter of a second allows, at least 256;
-- all objects of URLs, whose sizes and versions a list says.
+- all objects of URLs, whose sizes and versions a list says. Without versions, no index is kept.
 
 If another file has changed, the reader refuses it, because it compares each file with its index.
 Then the kept index is deleted (`KeptIndex.drop`).
@@ -138,7 +138,7 @@ class KeptIndex:
         times = [folder.mtime_ns for folder in listing.folders]
         times += [mtime_ns for path, _, mtime_ns in others if not is_remote(path)]
         times.append(int(index.mtime_ns[~_are_urls(index.paths)].max(initial=0)))
-        if max(times) > begun_ns - SETTLED_NS:
+        if max(times) > begun_ns - SETTLED_NS or _have_no_version(index, others):
             return listing.paths, index
         from gdsdata.formats import stored_index
 
@@ -250,6 +250,17 @@ def _are_as_they_were(index: SampleIndex, folders: list[list], others: list[list
             return False
         checked += len(some)
     return True
+
+
+def _have_no_version(index: SampleIndex, others: list[tuple]) -> bool:
+    """Return whether an object was read whose server names no version."""
+    versions = [mtime_ns for path, _, mtime_ns in others if is_remote(path)]
+    versions += np.unique(index.mtime_ns[_are_urls(index.paths)]).tolist()
+    if not versions:
+        return False
+    from gdsdata.storage.objects import no_version
+
+    return no_version() in versions
 
 
 def _in_any_order(count: int) -> np.ndarray:

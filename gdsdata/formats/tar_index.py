@@ -74,7 +74,9 @@ def _can_be_of(members: Members, size_bytes: int) -> bool:
 
 def place_of(path: str, index_cache: str | None) -> str | None:
     """Return the place of the kept index of ``path``; None: none is kept."""
-    return None if index_cache is None else caches.place_of(path, index_cache, "tar", "gdsdata-index")
+    if index_cache is None or caches.has_no_version(path):
+        return None
+    return caches.place_of(path, index_cache, "tar", "gdsdata-index")
 
 
 def kept_members(kept_at: str | None, size_bytes: int, mtime_ns: int) -> Members | None:

@@ -38,6 +38,11 @@ def _version_of(tag: str) -> int:
     return ObjectInfo("", 0, tag).version
 
 
+def no_version() -> int:
+    """Return the version of objects whose server names none: nothing tells theirs apart."""
+    return _version_of("")
+
+
 _known: dict[str, Identity] = {}
 # Prefixes that were listed, and whether folders below them were, too: what is not known there is
 # not there.

@@ -75,6 +75,10 @@ def fetch(urls: Sequence[str], cache: Cache, progress: Callable[[ObjectInfo, Fet
 
 
 def _fetch_object(info: ObjectInfo, cache: Cache, threads: ThreadPoolExecutor, shown: Bar) -> Fetched:
+    if info.version == objects.no_version():
+        url = shown_url(info.url)
+        message = f"{url}: the server names no version (no ETag, no Last-Modified), and no cache keeps such an object"
+        raise IoError(errno.ENOTSUP, f"{message}: serve it with one of them, or copy it to a local disk", url)
     cached = cache.blocks.object(info.url, info.version, info.size_bytes, info.tag)
     if cached is None:
         return Fetched(0, info.size_bytes)
