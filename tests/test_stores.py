@@ -8,7 +8,10 @@ from urllib.parse import parse_qsl, urlsplit
 import pytest
 from store_answers import KEYS, no_request, s3_store, serving
 
+from gdsdata.checkpoint.urls import plain_path
 from gdsdata.errors import IoError
+from gdsdata.formats.listing import sources_of
+from gdsdata.io import remote_access
 from gdsdata.storage.location import Location, local_folder, local_path, location_of
 from gdsdata.storage.store import ObjectInfo
 from gdsdata.storage.stores import azure, configure, gcs, s3, store_of, web
@@ -118,7 +121,14 @@ def test_a_url_of_an_unknown_scheme_is_refused_with_those_that_are_known(url):
         local_folder("cache", url)
 
 
-@pytest.mark.parametrize("path", ["/a/gcs://b", "./gcs://b", "1s://b", "a b://c", "gcs:/b", Path("gcs://b")])
+@pytest.mark.parametrize("url", ["s3://bucket/run", "az://c/run", "https://h/a.tar", "file:///a"])
+def test_a_url_that_pathlib_has_shortened_is_refused_and_no_local_folder_made(url):
+    for takes in (local_path, plain_path, sources_of, lambda one: local_folder("cache", one), remote_access.local_path):
+        with pytest.raises(ValueError, match=f"'{Path(url)}' is a URL .*: give the string '{url}'"):
+            takes(str(Path(url)))
+
+
+@pytest.mark.parametrize("path", ["/a/gcs://b", "./gcs://b", "./s3:/b", "1s://b", "a b://c", "gcs:/b", Path("gcs://b")])
 def test_a_path_that_begins_with_no_scheme_is_a_path(path):
     assert local_path(path) == local_folder("cache", path) == str(path)
 

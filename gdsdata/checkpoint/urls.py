@@ -27,7 +27,7 @@ def plain_path(path: str) -> str:
     Raises:
         ValueError: the URL is of another host, or its scheme is not known.
     """
-    if "://" not in path:
+    if ":/" not in path:
         return path
     from gdsdata.storage.location import local_path
 
@@ -37,7 +37,7 @@ def plain_path(path: str) -> str:
 def local_folder(name: str, folder: str | os.PathLike[str], remedy: str = "") -> str:
     """Return the path of a folder that must be on this machine: see `location.local_folder`."""
     path = os.fsdecode(folder)
-    if "://" not in path:
+    if ":/" not in path:
         return path
     from gdsdata.storage import location
 

@@ -61,7 +61,7 @@ def folder_of_objects(where: str | os.PathLike[str], kind: str) -> str:
 
 def _given(where: str | os.PathLike[str]) -> str:
     folder = os.fspath(where)
-    if "://" not in folder:
+    if ":/" not in folder:
         return folder
     from gdsdata.storage.location import local_folder
 

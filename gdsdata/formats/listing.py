@@ -161,7 +161,7 @@ def sources_of(source: Source) -> list[str]:
     sources = [os.fspath(one) for one in ([source] if isinstance(source, (str, os.PathLike)) else source)]
     if not all(sources):
         raise ValueError("source has an empty path, '': name a file, a directory, a glob or a URL")
-    if contain(sources, "://"):
+    if contain(sources, ":/"):
         from gdsdata.storage.location import local_path
 
         sources = [local_path(one) for one in sources]

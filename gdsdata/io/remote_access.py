@@ -66,7 +66,7 @@ def serve() -> None:
 
 def local_path(path: str) -> str:
     """Return a path or URL as `gdsdata.storage.location.local_path` does."""
-    if "://" not in path:
+    if ":/" not in path:
         return path
     found: str = importlib.import_module(_LOCATION, "gdsdata").local_path(path)
     return found

@@ -15,6 +15,8 @@ _URL = re.compile(r"(?:s3|gs|az|https?)://")
 SCHEMES = ("s3", "gs", "az", "http", "https")
 _KNOWN = tuple(f"{scheme}://" for scheme in SCHEMES)
 _ANY_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+# As pathlib writes a URL: it takes the second slash for a superfluous one.
+_SHORTENED = re.compile(r"(s3|gs|az|https?|file):/(?!/)")
 
 
 def is_url(path: str | os.PathLike[str]) -> bool:
@@ -26,11 +28,18 @@ def local_path(path: str | os.PathLike[str]) -> str:
     """Return ``path`` as a string; of a ``file://`` URL, the path that it names.
 
     Raises:
-        ValueError: a ``file://`` URL of another host, or a URL with a scheme that is not known.
+        ValueError: a ``file://`` URL of another host, a URL with a scheme that is not known, or one
+            that pathlib has shortened.
     """
     text = os.fspath(path)
     if text.startswith(_KNOWN):
         return text
+    if shortened := _SHORTENED.match(text):
+        whole = f"{shortened[1]}:{'///' if shortened[1] == 'file' else '//'}{text[shortened.end() :]}"
+        raise ValueError(
+            f"{text!r} is a URL without its second slash, as pathlib writes it: give the string {whole!r}. A local "
+            f"path of this name is written './{text}'"
+        )
     if not text.startswith("file://"):
         if _ANY_URL.match(text):
             raise _unknown(text)
