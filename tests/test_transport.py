@@ -60,6 +60,8 @@ OK = (200, {}, b"yes")
         (502, {}, b"<html>"),
         (503, {}, b"<Error><Code>SlowDown</Code></Error>"),
         (504, {}, b""),
+        (425, {}, b""),
+        (520, {}, b"<html>"),  # of a gateway
         (400, {}, b"<Error><Code>RequestTimeout</Code></Error>"),
         ConnectionResetError("reset"),
         TimeoutError(),
@@ -75,7 +77,7 @@ def test_a_passing_trouble_is_tried_again(monkeypatch, trouble):
     assert script.slept == [0.1, 0.2]
 
 
-@pytest.mark.parametrize("status", [301, 400, 401, 403, 404, 405, 409, 410, 412, 416, 501])
+@pytest.mark.parametrize("status", [301, 400, 401, 403, 404, 405, 409, 410, 412, 416, 501, 505, 507])
 def test_a_refusal_is_not_tried_again(monkeypatch, status):
     script = Script(monkeypatch, (status, {}, b""))
     with pytest.raises(OSError) as caught:

@@ -31,7 +31,8 @@ _MOST_MOVES = 5
 # Headers that signing adds, and that everybody may see.
 _NO_SECRETS = {"host", "date", "x-amz-date", "x-goog-date", "x-ms-date", "x-ms-version", "x-amz-content-sha256"}
 
-_RETRIED = {408, 429, 500, 502, 503, 504}
+# Gateways have statuses of their own, from 520 on.
+_RETRIED = {408, 425, 429, 500, 502, 503, 504, *range(520, 600)}
 _RETRIED_CODES = {
     "InternalError",
     "OperationAborted",
