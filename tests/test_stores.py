@@ -348,6 +348,23 @@ def test_a_refused_head_asks_for_the_reason(serve):
         s3_store().head("key")
 
 
+def test_a_token_that_expired_is_renewed_by_the_head_of_an_empty_object(serve):
+    tokens = iter(["old", "new"])
+
+    def answer(method, path, query, headers, body):
+        if headers["x-amz-security-token"] == "old":
+            return 403, {}, b"" if method == "HEAD" else b"<Error><Code>ExpiredToken</Code></Error>"
+        if method == "GET":
+            return 416, {}, b"<Error><Code>InvalidRange</Code></Error>"
+        return 200, {"content-length": "0", "etag": '"e"'}, b""
+
+    serve(answer)
+    store = s3_store(credentials=lambda: {**KEYS, "session_token": next(tokens)})
+    store.secrets.current()
+    store.secrets._fetched_at -= 60  # seconds: it is not new any more
+    assert store.head("empty").size_bytes == 0
+
+
 def test_azure_blocks_are_listed_in_order(serve):
     server = serve(lambda *_: (201, {"etag": "0x5"}, b""))
     store = azure.make("cont@acc", "az", {"credentials": {"sas": "?sig=1"}})
