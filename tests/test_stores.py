@@ -104,6 +104,18 @@ def test_an_azure_connection_string_names_the_endpoint_of_its_own_account_alone(
     assert address(f"DefaultEndpointsProtocol=http;{china}") == "http://mine.blob.core.chinacloudapi.cn/data/key"
 
 
+def test_an_azure_connection_string_with_a_sas_names_its_account_by_the_endpoint(monkeypatch):
+    for name in ("AZURE_STORAGE_ACCOUNT", "AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ENDPOINT"):
+        monkeypatch.delenv(name, raising=False)
+    parts = "BlobEndpoint=https://mine.blob.core.windows.net/;SharedAccessSignature=sv=2021&sig=a%3D"
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", parts)
+    access = azure.make("data", "az", {}).access("key")
+    assert access.url == "https://mine.blob.core.windows.net/data/key?sv=2021&sig=a%3D"
+    assert azure.make("data", "az", {"account": "other"}).address("k") == "https://other.blob.core.windows.net/data/k"
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", "BlobEndpoint=http://127.0.0.1:1/mine;AccountKey=a2V5")
+    assert azure.make("data", "az", {"account": "mine"}).address("key") == "http://127.0.0.1:1/mine/data/key"
+
+
 def test_an_azure_account_is_named_in_the_url():
     assert location_of("az://c@acc.blob.core.windows.net/a/b") == Location("az", "c@acc.blob.core.windows.net", "a/b")
     for bucket in ("cont@acc", "cont@acc.blob.core.windows.net", "cont@acc.dfs.core.windows.net"):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from gdsdata.storage.fork_safe import ForkSafeLock
 from gdsdata.storage.secret import AccountKey, Secret, SharedAccess, Token
@@ -27,7 +29,7 @@ def account_of_environment() -> str:
     return (
         os.environ.get("AZURE_STORAGE_ACCOUNT")
         or os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")
-        or connection_string().get("accountname", "")
+        or _account_of(connection_string())
     )
 
 
@@ -40,12 +42,18 @@ def endpoint_of_environment(account: str) -> tuple[str, str]:
         return os.environ["AZURE_STORAGE_ENDPOINT"], "AZURE_STORAGE_ENDPOINT"
     parts = connection_string()
     endpoint = parts.get("blobendpoint", "")
-    if parts.get("accountname", account) != account:
+    if _account_of(parts) not in ("", account):
         return "", ""
     if not endpoint and parts.get("endpointsuffix"):
         scheme = parts.get("defaultendpointsprotocol", "https")
         endpoint = f"{scheme}://{account}.blob.{parts['endpointsuffix']}"
     return endpoint, "AZURE_STORAGE_CONNECTION_STRING"
+
+
+def _account_of(parts: Mapping[str, str]) -> str:
+    """Return the account of a connection string; one with a SAS names it by its endpoint alone."""
+    account, dot, _ = (urlsplit(parts.get("blobendpoint", "")).hostname or "").partition(".blob.")
+    return parts.get("accountname") or (account if dot else "")
 
 
 def find_secret(url: str) -> Secret:
