@@ -330,6 +330,17 @@ def test_an_end_has_any_usual_form(value, expected):
     assert credentials.end_of(value) == expected
 
 
+@pytest.mark.parametrize(
+    ("said", "why"), [("tomorrow", "'tomorrow' is no time"), ("2031-01-31T12:00:00", "no time zone")]
+)
+def test_an_end_that_is_no_time_is_named_with_what_has_it(monkeypatch, said, why):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+    monkeypatch.setenv("AWS_CREDENTIAL_EXPIRATION", said)
+    with pytest.raises(ValueError, match=f"^AWS_CREDENTIAL_EXPIRATION: .*{why}.*: write it as 20"):
+        aws_chain.find_keys(None, "s3://bucket")
+
+
 # ---------------------------------------------------------------------------------------------------------- AWS
 
 

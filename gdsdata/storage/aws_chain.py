@@ -126,7 +126,7 @@ def _keys_of_environment() -> Keys | None:
     token, ends = os.environ.get("AWS_SESSION_TOKEN", ""), os.environ.get("AWS_CREDENTIAL_EXPIRATION")
     source = "AWS_ACCESS_KEY_ID in the environment"
     return (
-        Keys(key, secret, token, expires_at=end_of(ends), source=source)
+        Keys(key, secret, token, expires_at=end_of(ends, "AWS_CREDENTIAL_EXPIRATION"), source=source)
         if ends
         else _of_text(key, secret, token, source)
     )

@@ -171,8 +171,11 @@ def secret_of(values: object, kinds: tuple[type[Secret], ...], scheme: str) -> S
     raise ValueError(f"credentials of {scheme}: has the names {sorted(map(str, names))}, but needs {wanted}")
 
 
-def end_of(expires: Any) -> float:
+def end_of(expires: Any, name: str = "expires_at") -> float:
     """Return when something expires, in seconds since the epoch, from a time in any form.
+
+    Args:
+        name: of what says so, for the error.
 
     Raises:
         ValueError: it is no time.
@@ -180,11 +183,17 @@ def end_of(expires: Any) -> float:
     if expires is None or expires == "":
         return math.inf
     if isinstance(expires, str):
-        expires = datetime.fromisoformat(expires.replace("Z", "+00:00"))
+        said = f"{name}: {expires[:40]!r}"
+        try:
+            expires = datetime.fromisoformat(expires.replace("Z", "+00:00"))
+        except ValueError:
+            raise ValueError(f"{said} is no time: write it as 2031-01-31T12:00:00Z") from None
+        if expires.tzinfo is None:
+            raise ValueError(f"{said} has no time zone: write it as 2031-01-31T12:00:00Z")
     if isinstance(expires, datetime):
         if expires.tzinfo is None:
-            raise ValueError("expires_at: the datetime has no time zone: add tzinfo=datetime.timezone.utc")
+            raise ValueError(f"{name}: the datetime has no time zone: add tzinfo=datetime.timezone.utc")
         return expires.timestamp()
     if isinstance(expires, (int, float)):
         return float(expires)
-    raise ValueError(f"expires_at: is a {type(expires).__name__}, but should be a datetime or seconds since the epoch")
+    raise ValueError(f"{name}: is a {type(expires).__name__}, but should be a datetime or seconds since the epoch")
