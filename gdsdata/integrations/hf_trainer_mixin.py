@@ -1,21 +1,19 @@
-"""The methods that a Trainer of transformers gets, and the loader that it iterates."""
+"""The methods that a Trainer of transformers gets."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import IterableDataset
 
 from gdsdata.checkpoint.api import load, save
 from gdsdata.checkpoint.deferred import deferred_for
 from gdsdata.checkpoint.hooks import torch_hooks
 from gdsdata.data.batch_dataset import BatchDataset
-from gdsdata.integrations.accelerate import Loader
 from gdsdata.integrations.hf_trainer_folders import newest_complete
+from gdsdata.integrations.hf_trainer_loader import TrainerLoader
 from gdsdata.integrations.overrides import check_overrides
 
 if TYPE_CHECKING:
@@ -37,6 +35,7 @@ class TrainerMixin(_Base):  # type: ignore[misc]  # its methods go before those 
     """
 
     files_through_gdsdata = True
+    _loss_and_samples: Any = 0.0  # of an evaluation: sums over the samples of this process
 
     def get_train_dataloader(self) -> Any:
         """Return the loader of the training data."""
@@ -57,19 +56,36 @@ class TrainerMixin(_Base):  # type: ignore[misc]  # its methods go before those 
         return super().get_test_dataloader(test_dataset) if loader is None else loader
 
     def prediction_step(self, model: Any, inputs: Any, *arguments: Any, **named: Any) -> Any:
-        """Return loss, logits and labels; the loss of all processes, once for each sample.
-
-        The Trainer takes the mean, and would count all batches alike.
-        """
+        """Return loss, logits and labels of a batch, and add to the losses of this evaluation."""
         from transformers.trainer_pt_utils import find_batch_size  # late: transformers is optional
 
-        loss, *others = super().prediction_step(model, inputs, *arguments, **named)
-        if loss is not None and isinstance(self.callback_handler.eval_dataloader, TrainerLoader):
-            samples = find_batch_size(inputs) or 1  # type: ignore[no-untyped-call]
-            sums = torch.stack([loss.float().mean() * samples, loss.new_tensor(samples, dtype=torch.float)])
-            total, samples = self.accelerator.gather(sums).view(-1, 2).sum(0)
-            loss = (total / samples).repeat(int(samples))  # damaged samples may be left out on one process
-        return loss, *others
+        found = super().prediction_step(model, inputs, *arguments, **named)
+        if found[0] is not None:
+            loss = found[0].detach().float().mean()
+            is_counted = loss.isfinite() | (not self.args.logging_nan_inf_filter)
+            sums = torch.stack([loss, torch.ones_like(loss)]) * (find_batch_size(inputs) or 1)  # type: ignore[no-untyped-call]
+            self._loss_and_samples += sums.where(is_counted, 0.0).to(self.args.device)
+        return found
+
+    def evaluation_loop(
+        self,
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> Any:
+        """Evaluate as the Trainer does, but the loss of a data set is the mean over its samples.
+
+        The Trainer counts all batches alike.
+        """
+        self._loss_and_samples = torch.zeros(2, device=self.args.device)
+        found = super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
+        name = f"{metric_key_prefix}_loss"
+        if isinstance(dataloader, TrainerLoader) and name in found.metrics:
+            loss, samples = self.accelerator.gather(self._loss_and_samples).view(-1, 2).sum(0).tolist()
+            found.metrics[name] = loss / samples if samples else found.metrics[name]
+        return found
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *arguments: Any, **named: Any) -> Any:
         """Train as the Trainer does.
@@ -139,7 +155,7 @@ class TrainerMixin(_Base):  # type: ignore[misc]  # its methods go before those 
 
 # The methods of a Trainer that `TrainerMixin` overrides. Most are private to transformers.
 _OVERRIDDEN = (
-    "get_train_dataloader", "get_eval_dataloader", "get_test_dataloader", "prediction_step", "train",
+    "get_train_dataloader", "get_eval_dataloader", "get_test_dataloader", "prediction_step", "evaluation_loop", "train",
     "_init_training_state", "_save_optimizer_and_scheduler", "_load_optimizer_and_scheduler",
 )  # fmt: skip
 
@@ -151,42 +167,3 @@ def check_version(kind: type) -> None:
         RuntimeError: one is missing.
     """
     check_overrides(kind, TrainerMixin, _OVERRIDDEN, "transformers", "5.24")
-
-
-class TrainerLoader(Loader):
-    """The loader that a Trainer iterates.
-
-    Attributes:
-        dataset, prefetch_factor, collate_fn: of the loader that ``skip_first_batches`` makes in the
-            place of this one after a resume.
-    """
-
-    prefetch_factor = None
-
-    def __init__(self, accelerator: Any, batches: BatchDataset) -> None:
-        super().__init__(accelerator, batches)
-        self.dataset = _Resumed(batches)
-
-    @staticmethod
-    def collate_fn(batch: Any) -> Any:
-        """Return a batch as it is."""
-        return batch
-
-
-class _Resumed(IterableDataset[Any]):
-    """An epoch with None in the place of the batches that were trained on before.
-
-    The Trainer drops these from the first epoch after a resume, so nothing is read for them.
-    """
-
-    def __init__(self, batches: Any) -> None:
-        self._batches = batches
-
-    def __len__(self) -> int:
-        """Return the samples in an epoch: the Trainer computes samples a second with it."""
-        return getattr(self._batches, "samples", len(self._batches))
-
-    def __iter__(self) -> Iterator[Any]:
-        for _ in range(self._batches.state_dict()["batches"]):
-            yield None
-        yield from self._batches
