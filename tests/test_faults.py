@@ -2,10 +2,12 @@
 
 import ctypes
 import errno
+import io
 import os
 import pickle
 import shutil
 import struct
+import tarfile
 import tempfile
 import time
 import warnings
@@ -30,10 +32,11 @@ from helpers import (
     warm_cache,
     write_records,
 )
+from torch.utils.data import DataLoader
 
 from gdsdata import EngineOptions, GDSDataset, Reading, write_tensor
 from gdsdata.errors import BackendUnavailable, CorruptData, IoError, StallError
-from gdsdata.formats import Npy, Records, Tokens
+from gdsdata.formats import Npy, Records, Tar, Tokens
 from gdsdata.io.engine import shared_engine
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
@@ -228,6 +231,51 @@ def test_a_file_replaced_while_it_is_being_read_is_read_to_its_end(tmp_path, rec
         write_records(tmp_path / "other", 100, RECORD_BYTES, seed=7)
         os.replace(tmp_path / "other", path)
     assert_same_batches([*got, *arrays(batches)], batches_of(records))
+
+
+def write_tar(path: Path, member_bytes: int) -> None:
+    with tarfile.open(path, "w") as archive:
+        for i in range(20):
+            member = tarfile.TarInfo(f"{i:02}.bin")
+            member.size = member_bytes
+            archive.addfile(member, io.BytesIO(random_bytes(member_bytes, i)))
+
+
+@pytest.mark.parametrize(
+    ("name", "format", "write"),
+    [
+        ("a.bin", RECORDS, lambda path, version: write_records(path, 20 + version, RECORD_BYTES, version)),
+        ("a.npy", Npy(), lambda path, version: np.save(path, np.full(1000, version))),
+        ("a.tar", Tar(index_cache=None), lambda path, version: write_tar(path, 700 + 800 * version)),
+    ],
+)
+def test_a_file_rewritten_in_place_between_epochs_is_refused_and_then_indexed_anew(tmp_path, name, format, write):
+    path = tmp_path / name
+    write(path, 0)
+    dataset = GDSDataset(tmp_path, 4, format, shuffle=False, device="cpu")
+    before, inode = samples_of(dataset), path.stat().st_ino
+    write(path, 1)
+    assert path.stat().st_ino == inode
+    with pytest.raises(CorruptData, match="was replaced or changed since it was indexed") as error:
+        list(dataset)
+    assert error.value.path == str(path)
+    after = samples_of(dataset)
+    assert after == samples_of(GDSDataset(tmp_path, 4, format, shuffle=False, device="cpu")) != before
+
+
+def samples_of(batches) -> list[bytes]:
+    samples = [sample for batch in batches for sample in (batch["bin"] if isinstance(batch, dict) else batch)]
+    return [sample.numpy().tobytes() for sample in samples]
+
+
+def test_a_persistent_worker_refuses_a_file_rewritten_in_place_and_then_indexes_it_anew(tmp_path, records):
+    arguments = {"batch_size": None, "num_workers": 1, "multiprocessing_context": "fork"}
+    batches = DataLoader(read(tmp_path), persistent_workers=True, **arguments)
+    assert_same_batches(batches, batches_of(records))
+    others = write_records(tmp_path / "1.bin", 100, RECORD_BYTES, seed=7)
+    with pytest.raises(CorruptData, match=r"1\.bin' was replaced or changed since it was indexed"):
+        list(batches)
+    assert_same_batches(batches, batches_of(np.concatenate([records[:100], others])))
 
 
 @pytest.mark.parametrize("when", ["before the first epoch", "before the second epoch"])

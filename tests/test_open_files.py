@@ -13,7 +13,7 @@ from helpers import BACKENDS, descriptors, drop_cache, in_new_process, needs_uri
 
 import gdsdata
 from gdsdata import EngineOptions, GDSDataset, Reading
-from gdsdata.errors import IoError
+from gdsdata.errors import CorruptData, IoError
 from gdsdata.formats import Npy
 
 FILES, BATCH = 1024, 512
@@ -79,6 +79,24 @@ def test_batches_are_right_while_the_program_holds_nearly_all_descriptors(folder
     got, _, warned = in_new_process(read_all, folder, options, 1024, 12)
     assert got == list(range(FILES))
     assert not [message for message in warned if "O_DIRECT" in message]
+
+
+def rewrite_some(folder: Path) -> None:
+    for i in range(300):
+        np.save(folder / f"{i:03}.npy", np.full(VALUES, i))
+    reading = Reading(options=EngineOptions(workers=2))
+    dataset = GDSDataset(folder, 50, Npy(), shuffle=False, device="cpu", reading=reading)
+    limit_descriptors(128)
+    for i in range(0, 300, 50):
+        got = [batch[:, 0].tolist() for batch in dataset]  # most files are mapped, and have no descriptor
+        assert sum(got, []) == [1000 if k < i and k % 50 == 0 else k for k in range(300)]
+        np.save(folder / f"{i:03}.npy", np.full(VALUES, 1000))
+        with pytest.raises(CorruptData, match=rf"{i:03}\.npy' was replaced or changed since it was indexed"):
+            list(dataset)
+
+
+def test_each_of_many_mapped_files_is_refused_once_it_was_rewritten_in_place(tmp_path):
+    in_new_process(rewrite_some, tmp_path)
 
 
 def read_ranges(folder: Path, limit: int) -> None:

@@ -60,7 +60,7 @@ struct Caches {
     for (FileCache* cache : members) close_unused(*cache, closing);
     if (!closing.empty()) return true;
     for (FileCache* cache : members) {
-      if (cache->evicted_.size() >= most_evicted || !evict(*cache)) continue;
+      if (cache->evicted_.size() >= most_evicted || !evict(*cache, [cache] { return cache->evict(); })) continue;
       close_unused(*cache, closing);
       if (!closes || !closing.empty()) return true;
     }
@@ -74,6 +74,13 @@ struct Caches {
     }
     return true;
   }
+  void evict_each(FileCache& cache, const std::function<Limbo::Object()>& take) {
+    std::vector<std::shared_ptr<void>> closing;  // as in `make_idle`
+    std::lock_guard lock(mutex);
+    while (evict(cache, take)) {
+    }
+    close_unused(cache, closing);
+  }
   bool has_used_files() {
     std::lock_guard lock(mutex);
     return std::any_of(members.begin(), members.end(),
@@ -86,8 +93,9 @@ struct Caches {
   }
 
  private:
-  bool evict(FileCache& cache) {
-    const bool found = cache.evicted_.add([&] { return cache.evict(); });
+  template <typename Take>
+  bool evict(FileCache& cache, Take take) {
+    const bool found = cache.evicted_.add(take);
     evicted += found ? 1 : 0;
     return found;
   }
@@ -185,5 +193,10 @@ void FileCache::leave() {
 }
 
 bool FileCache::make_room(size_t most) { return caches().make_room(this, most); }
+
+void FileCache::evict_each(const std::function<Limbo::Object()>& take) {
+  Caches& all = caches();
+  if (caches_ == &all) all.evict_each(*this, take);  // see `leave`
+}
 
 }  // namespace gdsdata

@@ -91,6 +91,8 @@ class FileCache {
   // cache that has not needed room for longest. Returns false if all files of all caches are in
   // use.
   bool make_room(size_t most);
+  // Evicts what `take` takes out of the cache, one file a call, until it returns null.
+  void evict_each(const std::function<Limbo::Object()>& take);
 
  private:
   friend struct Caches;

@@ -122,6 +122,10 @@ Descriptor open_buffered(const std::string& path, int flags, WhenTaken when_take
   return opened;
 }
 
+int64_t mtime_ns_of(const struct stat& status) {
+  return status.st_mtim.tv_sec * 1'000'000'000LL + status.st_mtim.tv_nsec;
+}
+
 }  // namespace
 
 bool refuses_direct(int system_errno) { return system_errno == EINVAL || system_errno == EOPNOTSUPP; }
@@ -145,7 +149,7 @@ File::File(std::string path, std::string opened_as, int flags, Descriptor buffer
   size_bytes_ = static_cast<uint64_t>(status.st_size);
   file_system_ = status.st_dev;
   inode_ = status.st_ino;
-  mtime_ns_ = status.st_mtim.tv_sec * 1'000'000'000LL + status.st_mtim.tv_nsec;
+  mtime_ns_ = mtime_ns_of(status);
 }
 
 File::File(std::shared_ptr<RemoteObject> remote)
@@ -311,15 +315,22 @@ Error File::why_not_direct() const {
           path_};
 }
 
-uint64_t File::current_size_bytes() const {
-  if (remote_ != nullptr) return size_bytes_;
+FileIdentity File::current_identity() const {
+  const FileIdentity opened{size_bytes_, mtime_ns_};
+  if (remote_ != nullptr) return opened;
   struct stat status{};
   const int fd = buffered_fd_.load(std::memory_order_acquire);
-  if (fd != kResting) return ::fstat(fd, &status) == 0 ? static_cast<uint64_t>(status.st_size) : 0;
-  // Without its name, nobody can open the mapped file to truncate it.
-  const bool is_it =
-      ::stat(opened_as_.c_str(), &status) == 0 && status.st_ino == inode_ && status.st_dev == file_system_;
-  return is_it ? static_cast<uint64_t>(status.st_size) : size_bytes_;
+  if (fd != kResting) {
+    if (::fstat(fd, &status) != 0) return {};
+  } else if (::stat(opened_as_.c_str(), &status) != 0 || status.st_ino != inode_ || status.st_dev != file_system_) {
+    return opened;  // without its name, nobody can open the mapped file to change it
+  }
+  return {static_cast<uint64_t>(status.st_size), mtime_ns_of(status)};
+}
+
+bool File::has_changed() const {
+  const FileIdentity now = current_identity();
+  return now.size_bytes != size_bytes_ || now.mtime_ns != mtime_ns_;
 }
 
 File::Pages File::resident_pages(uint64_t offset, uint64_t length) {

@@ -91,7 +91,9 @@ class alignas(64) File : public std::enable_shared_from_this<File> {
   uint64_t direct_alignment() const { return direct_alignment_; }
 
   // The size now. If it is less than `size_bytes`, the file was truncated.
-  uint64_t current_size_bytes() const;
+  uint64_t current_size_bytes() const { return current_identity().size_bytes; }
+  // Returns true if its size or time of modification is not that at the time of opening.
+  bool has_changed() const;
 
   // Which of a range's pages are in the page cache.
   enum class Residency { kNone, kSome, kAll, kUnknown };
@@ -133,6 +135,7 @@ class alignas(64) File : public std::enable_shared_from_this<File> {
   explicit File(std::shared_ptr<RemoteObject> remote);
   static std::shared_ptr<File> open_remote(const std::string& path, const FileIdentity& identity, WhenTaken when_taken);
   bool caches(uint64_t offset, uint64_t length) const;
+  FileIdentity current_identity() const;
   int wake() noexcept;
   int open_direct();
   Mapping* make_mapping();

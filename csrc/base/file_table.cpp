@@ -102,14 +102,62 @@ Limbo::Object FileTable::evict_opened() noexcept {
       evicted.whole = opened.file;
       resting_.push_back(std::move(opened));
     } else {
-      evicted.object = std::move(opened.file);
-      files_[opened.index] = nullptr;
-      --open_files_;
+      evicted.object = take(opened);
     }
     opened = std::move(opened_.back());  // a newer file, which the hand then reaches last
     opened_.pop_back();
     ++hand_;
     return evicted;
+  }
+  return {};
+}
+
+std::shared_ptr<File> FileTable::take(Opened& opened) noexcept {
+  files_[opened.index] = nullptr;
+  --open_files_;
+  return std::move(opened.file);
+}
+
+void FileTable::evict_changed() {
+  std::vector<Opened> changed = files_to_check();
+  std::erase_if(changed, [](const Opened& opened) { return !opened.file->has_changed(); });
+  if (changed.empty()) return;
+  had_changed_files_ = true;
+  evict_each([&] { return take_last(changed); });
+}
+
+// Neither the lock nor the pin may be held while the system is asked about the files.
+std::vector<FileTable::Opened> FileTable::files_to_check() {
+  std::vector<Opened> found;
+  const size_t most = std::min<size_t>(open_files_, tuning::kCheckedAtOnce);
+  found.reserve(most);
+  PinSlot slot;
+  const Pin pin = this->pin(slot);
+  size_t next = next_checked_;
+  for (size_t seen = 0; seen < size() && found.size() < most; ++seen, ++next) {
+    if (next >= size()) next = 0;
+    const auto index = static_cast<uint32_t>(next);
+    const bool is_given = !given_.empty() && given_[index] != nullptr;
+    if (File* file = find(index, pin); file != nullptr && !is_given) found.push_back({file->shared_from_this(), index});
+  }
+  next_checked_ = next;
+  return found;
+}
+
+// Takes the last of `changed` that is still there out of the table.
+Limbo::Object FileTable::take_last(std::vector<Opened>& changed) {
+  std::lock_guard lock(mutex_);
+  for (; !changed.empty(); changed.pop_back()) {
+    for (auto* files : {&opened_, &resting_}) {
+      const auto is_it = [&](const Opened& opened) { return opened.file == changed.back().file; };
+      const auto found = std::find_if(files->begin(), files->end(), is_it);
+      if (found == files->end()) continue;
+      Limbo::Object evicted{take(*found)};
+      *found = std::move(files->back());
+      files->pop_back();
+      changed.pop_back();
+      return evicted;
+    }
   }
   return {};
 }

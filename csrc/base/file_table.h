@@ -59,6 +59,13 @@ class FileTable final : private FileCache {
     return true;
   }
 
+  // Evicts files that were changed in place since they were opened. The next `get` compares them
+  // with the index again. A call looks at no more than kCheckedAtOnce open files, and the next call
+  // continues behind them.
+  void evict_changed();
+  // True if it found some.
+  bool had_changed_files() const { return had_changed_files_.load(std::memory_order_relaxed); }
+
   std::string path(uint32_t index) const { return paths_[index]; }
   size_t size() const { return paths_.size(); }
   // True if a path is a URL.
@@ -76,6 +83,8 @@ class FileTable final : private FileCache {
   };
   Limbo::Object evict() noexcept override;
   Limbo::Object evict_opened() noexcept;
+  std::vector<Opened> files_to_check();
+  Limbo::Object take_last(std::vector<Opened>& changed);
   std::shared_ptr<void> rest(const Opened& opened) noexcept;
   bool find_awake() noexcept;
   bool has_used_files() override;
@@ -87,6 +96,7 @@ class FileTable final : private FileCache {
   bool take_used(uint32_t index);
   std::shared_ptr<File> find_opened(uint32_t index);
   void add(uint32_t index, std::shared_ptr<File> file);
+  std::shared_ptr<File> take(Opened& opened) noexcept;
 
   PathList paths_;
   std::vector<FileIdentity> identities_;      // empty, or one for each path
@@ -95,6 +105,8 @@ class FileTable final : private FileCache {
   // For each path, its file while that is open, and whether it was used since the hand passed.
   std::unique_ptr<std::atomic<File*>[]> files_;
   std::unique_ptr<std::atomic<bool>[]> used_;
+  std::atomic<size_t> next_checked_{0};
+  std::atomic<bool> had_changed_files_{false};
   // Guards the members that follow. No system call is made under it. Threads read the members above
   // without a lock, so the mutex has a cache line of its own.
   alignas(64) std::mutex mutex_;

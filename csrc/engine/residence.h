@@ -60,7 +60,8 @@ class Residence {
   Residence& operator=(const Residence&) = delete;
 
   void begin();
-  bool ready() const { return ready_.load(std::memory_order_acquire); }
+  // Becomes false if a file was changed. Readers of the file table then report that.
+  bool ready() const { return ready_.load(std::memory_order_acquire) && !files_->had_changed_files(); }
   uint64_t registered_bytes() const { return registered_bytes_.load(std::memory_order_relaxed); }
   std::optional<Error> error() const;  // why it will never be ready
 

@@ -10,6 +10,8 @@
 #include <barrier>
 #include <chrono>
 #include <exception>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <random>
 #include <thread>
@@ -17,6 +19,7 @@
 #include "engine/round_files.h"
 #include "engine/round_reader.h"
 #include "testing.h"
+#include "tuning.h"
 
 namespace gdsdata::testing {
 namespace {
@@ -483,6 +486,120 @@ TEST(FileTable, SaysWhetherSomeOfSeveralFilesAreClosed) {
   EXPECT_TRUE(table->has_closed_files());
   table->get(0);
   EXPECT_FALSE(table->has_closed_files());
+}
+
+std::shared_ptr<FileTable> table_of_new_files(const TemporaryFolder& folder, size_t count) {
+  std::vector<std::string> paths;
+  for (size_t i = 0; i < count; ++i) paths.push_back(folder.write(std::to_string(i), random_bytes(10, i)));
+  const auto table = table_of(paths);
+  for (uint32_t i = 0; i < count; ++i) table->get(i);
+  return table;
+}
+
+// The next look at the clock may find the same time, so the file gets a later one.
+void rewrite(const std::string& path, size_t bytes = 10) {
+  const auto before = std::filesystem::last_write_time(path);
+  std::ofstream(path, std::ios::binary) << std::string(bytes, 'x');
+  std::filesystem::last_write_time(path, before + std::chrono::seconds(1));
+}
+
+TEST(ChangedFiles, AreEvictedAndOthersStayOpen) {
+  const TemporaryFolder folder;
+  const auto table = table_of_new_files(folder, 5);
+  rewrite(table->path(0));
+  rewrite(table->path(1), 20);
+  folder.write("new", random_bytes(20, 9));
+  std::filesystem::rename(folder.file("new"), table->path(2));
+  std::filesystem::remove(table->path(3));
+  EXPECT_FALSE(table->had_changed_files());
+  table->evict_changed();
+  EXPECT_TRUE(table->had_changed_files());
+  for (uint32_t i = 0; i < 5; ++i) EXPECT_EQ(table->touch(i), i > 1) << i;
+  EXPECT_EQ(table->get(1)->size_bytes(), 20u);
+}
+
+TEST(ChangedFiles, ThatTheCallerKeepsOpenStay) {
+  const TemporaryFolder folder;
+  const std::string path = folder.write("given", random_bytes(10, 1));
+  const auto given = File::open_for_reading(path);
+  FileTable table({path, folder.write("named", random_bytes(10, 2))}, {}, {given, nullptr});
+  for (const uint32_t i : {0, 1}) {
+    table.get(i);
+    rewrite(table.path(i));
+  }
+  table.evict_changed();
+  EXPECT_EQ(table.get(0), given);
+  EXPECT_FALSE(table.touch(1));
+}
+
+TEST(ChangedFiles, OfManyAreFoundInTurn) {
+  constexpr size_t kFiles = tuning::kCheckedAtOnce + 10;
+  const TemporaryFolder folder;
+  const DescriptorLimit limit(4 * kFiles);
+  const auto table = table_of_new_files(folder, kFiles);
+  constexpr uint32_t kEarly = 1015, kLate = kFiles - 1;
+  rewrite(table->path(kLate));
+  table->evict_changed();
+  EXPECT_TRUE(table->touch(kLate));
+  rewrite(table->path(0));
+  rewrite(table->path(kEarly));
+  table->evict_changed();
+  EXPECT_FALSE(table->touch(kLate));
+  EXPECT_FALSE(table->touch(0));
+  EXPECT_TRUE(table->touch(kEarly));
+  table->evict_changed();
+  EXPECT_FALSE(table->touch(kEarly));
+}
+
+TEST(ChangedFiles, AreReadUnderAPinUntilItEnds) {
+  const TemporaryFolder folder;
+  const auto table = table_of_new_files(folder, 1);
+  PinSlot slot;
+  {
+    const Pin pin = table->pin(slot);
+    File* file = table->find(0, pin);
+    rewrite(table->path(0), 5);
+    table->evict_changed();
+    EXPECT_EQ(table->find(0, pin), nullptr);
+    EXPECT_EQ(file->current_size_bytes(), 5u) << "it is still open";
+  }
+  const size_t before = count_descriptors();
+  table->get(0);
+  rewrite(table->path(0), 6);
+  table->evict_changed();
+  EXPECT_EQ(count_descriptors(), before - 1) << "both are closed";
+}
+
+TEST(ChangedFiles, AreEvictedWhileThreadsReadThem) {
+  constexpr size_t kReaders = 2, kRounds = 200;
+  const TemporaryFolder folder;
+  const auto table = table_of_new_files(folder, 8);
+  std::atomic<bool> ends{false};
+  std::atomic<size_t> wrong{0};
+  std::vector<std::thread> readers;
+  for (size_t reader = 0; reader < kReaders; ++reader) {
+    readers.emplace_back([&] {
+      PinSlot slot;
+      while (!ends) {
+        for (uint32_t i = 0; i < table->size(); ++i) {
+          const auto held = table->get(i);
+          const Pin pin = table->pin(slot);
+          File* file = table->find(i, pin);
+          for (File* open : {held.get(), file}) {
+            if (open != nullptr && (open->path() != table->path(i) || ::fcntl(open->buffered(), F_GETFD) < 0)) ++wrong;
+          }
+        }
+      }
+    });
+  }
+  for (size_t round = 0; round < kRounds; ++round) {
+    rewrite(table->path(static_cast<uint32_t>(round % table->size())));
+    table->evict_changed();
+  }
+  ends = true;
+  for (std::thread& reader : readers) reader.join();
+  EXPECT_EQ(wrong, 0u);
+  EXPECT_TRUE(table->had_changed_files());
 }
 
 TEST(RoundFiles, KeepEachFileOnceAndFindItByItsIndex) {

@@ -240,6 +240,18 @@ TEST_F(StagedResidence, AFileThatWasTruncatedSinceItsIndexIsItsError) {
   EXPECT_EQ(residence.error()->code, ErrorCode::kCorrupt);
 }
 
+TEST_F(StagedResidence, IsNotUsedOnceAFileWasChangedInPlace) {
+  const auto residence = make_residence();
+  ASSERT_TRUE(settled(*residence)) << residence->error()->message;
+  files_->evict_changed();
+  EXPECT_TRUE(residence->ready());
+  contents_[0].push_back(std::byte{0});
+  folder_.write("0", contents_[0]);
+  files_->evict_changed();
+  EXPECT_FALSE(residence->ready());
+  EXPECT_EQ(expect_epoch(residence), 0u) << "all of it is read through the file table";
+}
+
 TEST_F(StagedResidence, AnEmptyFileAmongOthersHindersNothing) {
   const std::string empty = folder_.write("empty", {});
   const auto residence =

@@ -177,6 +177,25 @@ TEST_F(RestingFiles, ThatLostTheirLastByteAreAnError) {
   });
 }
 
+TEST_F(RestingFiles, ThatWereChangedInPlaceAreEvictedAndOpenedAnew) {
+  in_own_process([&] {
+    const auto files = table();
+    open_all(files);
+    std::vector<uint32_t> resting;
+    for (uint32_t i = 0; i < kFiles; ++i) {
+      if (files->get(i)->rests()) resting.push_back(i);
+    }
+    const uint32_t changed = resting.front(), replaced = resting.back();
+    folder_.write(std::to_string(changed), random_bytes(kFileBytes + 1, 9));
+    std::filesystem::rename(folder_.write("new", random_bytes(10, 9)), paths_[replaced]);
+    files->evict_changed();
+    for (const uint32_t i : resting) EXPECT_EQ(files->touch(i), i != changed) << i;
+    const auto error = read_all(files, 1);
+    ASSERT_TRUE(error);
+    EXPECT_EQ(error->path, paths_[changed]);
+  });
+}
+
 TEST_F(RestingFiles, WhoseNameWasGivenToAnotherAreStillTheIndexedOnes) {
   in_own_process([&] {
     const auto files = table();

@@ -45,7 +45,7 @@ class FieldSource(_MemorySource["FieldIndex"]):
     def reader(self, epoch: Epoch, owner: object) -> Reader[FieldIndex]:
         from gdsdata.data.batches.fields import FieldReader
 
-        (shared, files), pieces = self.open(), self._pieces(epoch)
+        (shared, files), pieces = self.open_for_epoch(), self._pieces(epoch)
         # Decoders want bytes on the CPU; the other fields are read to the GPU.
         reads_to_both = bool(self.settings.decode) and self.settings.device.type == "cuda"
         host = engine.kept_engine(self.settings.options, torch.device("cpu")) if reads_to_both else None
@@ -59,7 +59,7 @@ class WindowSource(_MemorySource["WindowIndex"]):
     def reader(self, epoch: Epoch, owner: object) -> Reader[WindowIndex]:
         from gdsdata.data.batches.windows import WindowReader
 
-        (shared, files), pieces = self.open(), self._pieces(epoch)
+        (shared, files), pieces = self.open_for_epoch(), self._pieces(epoch)
         files = files if pieces is None else pieces.files
         return WindowReader(self.index, self.settings, shared, files, self._kept_memory(), pieces)
 
@@ -74,7 +74,7 @@ class TableSource(BatchSource["TableIndex"]):
     def reader(self, epoch: Epoch, owner: object) -> TableReader:
         from gdsdata.data.batches.tables import TableReader
 
-        shared, files = self.open()
+        shared, files = self.open_for_epoch()
         upcoming = epoch.upcoming_groups(self.index.group_first_row)
         return TableReader(self.index, self.settings, shared, files, upcoming)
 

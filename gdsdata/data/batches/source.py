@@ -82,6 +82,12 @@ class BatchSource(ABC, Generic[IndexT]):
             self._kept = os.getpid(), self._opened()
         return self._kept[1]
 
+    def open_for_epoch(self) -> Opened:
+        """Return engine and files for an epoch. Files changed in place since will be refused."""
+        shared, files = self.open()
+        files.evict_changed()
+        return shared, files
+
     def _opened(self) -> Opened:
         if self.settings.remote is not None:
             self.settings.remote.take_effect()  # a worker of a DataLoader is another process
@@ -230,7 +236,7 @@ class RingSource(BatchSource[Index]):
         return shared, files
 
     def reader(self, epoch: Epoch, owner: object) -> Reader[Index]:
-        (shared, files), pieces = self.open(), self._pieces(epoch)
+        (shared, files), pieces = self.open_for_epoch(), self._pieces(epoch)
         make_batches = functools.partial(
             engine.make_batches,
             shared,
