@@ -226,8 +226,10 @@ inline constexpr size_t kMoreMappingsPart = 8;
 inline constexpr size_t kEvictedPart = 16;
 // When an epoch begins, at most so many open files are checked for changes. Two cores, tmpfs:
 // 330 ns a file that has a descriptor, and 910 if it rests: 0.3 to 0.9 ms an epoch. With 20,000
-// open files, half of them resting, 0.7 to 1.5 ms. Files of a network may each take a round trip.
+// open files, half of them resting, 0.7 to 1.5 ms. Those of a network file system may each take a
+// round trip, so no file is asked about after the time below.
 inline constexpr size_t kCheckedAtOnce = 1024;
+inline constexpr std::chrono::milliseconds kCheckedFor{10};
 // Each save lists a folder of up to so many entries, and fewer saves list a larger one. A listing
 // takes 0.3 ms per 1000 entries (two cores), so n saves would otherwise take n² steps.
 inline constexpr size_t kEntriesPerSave = 1000;

@@ -118,9 +118,14 @@ std::shared_ptr<File> FileTable::take(Opened& opened) noexcept {
   return std::move(opened.file);
 }
 
-void FileTable::evict_changed() {
-  std::vector<Opened> changed = files_to_check();
-  std::erase_if(changed, [](const Opened& opened) { return !opened.file->has_changed(); });
+void FileTable::evict_changed(std::chrono::nanoseconds most) {
+  const auto until = std::chrono::steady_clock::now() + most;
+  std::vector<Opened> changed;
+  for (Opened& opened : files_to_check()) {
+    next_checked_ = opened.index + size_t{1};
+    if (opened.file->has_changed()) changed.push_back(std::move(opened));
+    if (std::chrono::steady_clock::now() > until) break;
+  }
   if (changed.empty()) return;
   had_changed_files_ = true;
   evict_each([&] { return take_last(changed); });
@@ -140,7 +145,6 @@ std::vector<FileTable::Opened> FileTable::files_to_check() {
     const bool is_given = !given_.empty() && given_[index] != nullptr;
     if (File* file = find(index, pin); file != nullptr && !is_given) found.push_back({file->shared_from_this(), index});
   }
-  next_checked_ = next;
   return found;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -13,6 +14,7 @@
 #include "base/descriptors.h"
 #include "base/file.h"
 #include "base/path_list.h"
+#include "tuning.h"
 
 namespace gdsdata {
 
@@ -60,9 +62,9 @@ class FileTable final : private FileCache {
   }
 
   // Evicts files that were changed in place since they were opened. The next `get` compares them
-  // with the index again. A call looks at no more than kCheckedAtOnce open files, and the next call
-  // continues behind them.
-  void evict_changed();
+  // with the index again. A call looks at no more than kCheckedAtOnce open files, and at none after
+  // `most` has passed. The next call continues behind them.
+  void evict_changed(std::chrono::nanoseconds most = tuning::kCheckedFor);
   // True if it found some.
   bool had_changed_files() const { return had_changed_files_.load(std::memory_order_relaxed); }
 

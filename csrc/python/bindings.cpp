@@ -127,7 +127,8 @@ void bind_files(py::module_& module) {
         return std::make_shared<FileTable>(std::vector{path.bytes}, std::vector<FileIdentity>());
       }))
       .def_property_readonly("has_remote", &FileTable::has_remote)
-      .def("evict_changed", &FileTable::evict_changed, py::call_guard<WithoutGil>())
+      .def(
+          "evict_changed", [](FileTable& files) { files.evict_changed(); }, py::call_guard<WithoutGil>())
       .def("in_page_cache", &in_page_cache, py::arg("file"), py::arg("offset"), py::arg("length"));
 }
 

@@ -503,6 +503,8 @@ void rewrite(const std::string& path, size_t bytes = 10) {
   std::filesystem::last_write_time(path, before + std::chrono::seconds(1));
 }
 
+constexpr std::chrono::minutes kLong{1};
+
 TEST(ChangedFiles, AreEvictedAndOthersStayOpen) {
   const TemporaryFolder folder;
   const auto table = table_of_new_files(folder, 5);
@@ -512,7 +514,7 @@ TEST(ChangedFiles, AreEvictedAndOthersStayOpen) {
   std::filesystem::rename(folder.file("new"), table->path(2));
   std::filesystem::remove(table->path(3));
   EXPECT_FALSE(table->had_changed_files());
-  table->evict_changed();
+  table->evict_changed(kLong);
   EXPECT_TRUE(table->had_changed_files());
   for (uint32_t i = 0; i < 5; ++i) EXPECT_EQ(table->touch(i), i > 1) << i;
   EXPECT_EQ(table->get(1)->size_bytes(), 20u);
@@ -527,7 +529,7 @@ TEST(ChangedFiles, ThatTheCallerKeepsOpenStay) {
     table.get(i);
     rewrite(table.path(i));
   }
-  table.evict_changed();
+  table.evict_changed(kLong);
   EXPECT_EQ(table.get(0), given);
   EXPECT_FALSE(table.touch(1));
 }
@@ -539,16 +541,27 @@ TEST(ChangedFiles, OfManyAreFoundInTurn) {
   const auto table = table_of_new_files(folder, kFiles);
   constexpr uint32_t kEarly = 1015, kLate = kFiles - 1;
   rewrite(table->path(kLate));
-  table->evict_changed();
+  table->evict_changed(kLong);
   EXPECT_TRUE(table->touch(kLate));
   rewrite(table->path(0));
   rewrite(table->path(kEarly));
-  table->evict_changed();
+  table->evict_changed(kLong);
   EXPECT_FALSE(table->touch(kLate));
   EXPECT_FALSE(table->touch(0));
   EXPECT_TRUE(table->touch(kEarly));
-  table->evict_changed();
+  table->evict_changed(kLong);
   EXPECT_FALSE(table->touch(kEarly));
+}
+
+TEST(ChangedFiles, OfASlowFileSystemAreFoundInTurn) {
+  const TemporaryFolder folder;
+  const auto table = table_of_new_files(folder, 3);
+  for (uint32_t i = 0; i < 3; ++i) rewrite(table->path(i));
+  for (uint32_t checked = 0; checked < 3; ++checked) {
+    EXPECT_TRUE(table->touch(checked));
+    table->evict_changed(std::chrono::nanoseconds(0));
+    EXPECT_FALSE(table->touch(checked));
+  }
 }
 
 TEST(ChangedFiles, AreReadUnderAPinUntilItEnds) {
@@ -559,14 +572,14 @@ TEST(ChangedFiles, AreReadUnderAPinUntilItEnds) {
     const Pin pin = table->pin(slot);
     File* file = table->find(0, pin);
     rewrite(table->path(0), 5);
-    table->evict_changed();
+    table->evict_changed(kLong);
     EXPECT_EQ(table->find(0, pin), nullptr);
     EXPECT_EQ(file->current_size_bytes(), 5u) << "it is still open";
   }
   const size_t before = count_descriptors();
   table->get(0);
   rewrite(table->path(0), 6);
-  table->evict_changed();
+  table->evict_changed(kLong);
   EXPECT_EQ(count_descriptors(), before - 1) << "both are closed";
 }
 
@@ -594,7 +607,7 @@ TEST(ChangedFiles, AreEvictedWhileThreadsReadThem) {
   }
   for (size_t round = 0; round < kRounds; ++round) {
     rewrite(table->path(static_cast<uint32_t>(round % table->size())));
-    table->evict_changed();
+    table->evict_changed(kLong);
   }
   ends = true;
   for (std::thread& reader : readers) reader.join();

@@ -243,11 +243,11 @@ TEST_F(StagedResidence, AFileThatWasTruncatedSinceItsIndexIsItsError) {
 TEST_F(StagedResidence, IsNotUsedOnceAFileWasChangedInPlace) {
   const auto residence = make_residence();
   ASSERT_TRUE(settled(*residence)) << residence->error()->message;
-  files_->evict_changed();
+  files_->evict_changed(std::chrono::minutes(1));
   EXPECT_TRUE(residence->ready());
   contents_[0].push_back(std::byte{0});
   folder_.write("0", contents_[0]);
-  files_->evict_changed();
+  files_->evict_changed(std::chrono::minutes(1));
   EXPECT_FALSE(residence->ready());
   EXPECT_EQ(expect_epoch(residence), 0u) << "all of it is read through the file table";
 }

@@ -188,7 +188,7 @@ TEST_F(RestingFiles, ThatWereChangedInPlaceAreEvictedAndOpenedAnew) {
     const uint32_t changed = resting.front(), replaced = resting.back();
     folder_.write(std::to_string(changed), random_bytes(kFileBytes + 1, 9));
     std::filesystem::rename(folder_.write("new", random_bytes(10, 9)), paths_[replaced]);
-    files->evict_changed();
+    files->evict_changed(std::chrono::minutes(1));
     for (const uint32_t i : resting) EXPECT_EQ(files->touch(i), i != changed) << i;
     const auto error = read_all(files, 1);
     ASSERT_TRUE(error);
