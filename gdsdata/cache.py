@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 import time
 
+from gdsdata import command_output
 from gdsdata.formats.listing import listing_of
 from gdsdata.io.remote_access import CACHE_VARIABLE
 from gdsdata.progress_bars import show_progress
@@ -15,8 +17,11 @@ from gdsdata.storage.failures import shown_url
 from gdsdata.storage.settings import cache_folder
 from gdsdata.storage.store import ObjectInfo
 
+_write = functools.partial(command_output.write, "gdsdata.cache")
+
 _DESCRIPTION = """List, verify, warm and empty a local cache of remote objects. Exit status: 0 if everything was
-done, 1 if blocks were wrong or not everything could be fetched or removed, 2 for a wrong argument."""
+done, 1 if blocks were wrong or not everything could be fetched or removed, 2 for a wrong argument, or a report that
+cannot be written."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -71,16 +76,16 @@ def _list(cache: Cache) -> None:
     counted, objects = cache.statistics(), cache.objects()
     bound = f" of at most {_gb(counted['most_bytes'])}" if counted["most_bytes"] else ""
     plural = "" if len(objects) == 1 else "s"
-    print(
+    _write(
         f"{cache.folder}: {len(objects)} object{plural}, {_gb(counted['used_bytes'])}{bound}, "
         f"blocks of {counted['block_bytes'] >> 10} KiB"
     )
     if objects:
-        print(f"{'held':>12} {'size':>12}  {'last use':19}  in use  URL, version")
+        _write(f"{'held':>12} {'size':>12}  {'last use':19}  in use  URL, version")
     for one in objects:
         last_use = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.last_use_s))
         in_use = "yes" if one.is_in_use else "no"
-        print(f"{_gb(one.held_bytes):>12} {_gb(one.size_bytes):>12}  {last_use}  {in_use:6}  {_shown(one)}")
+        _write(f"{_gb(one.held_bytes):>12} {_gb(one.size_bytes):>12}  {last_use}  {in_use:6}  {_shown(one)}")
 
 
 def _verify(cache: Cache) -> int:
@@ -88,9 +93,9 @@ def _verify(cache: Cache) -> int:
     for one in cache.objects():
         right_here, wrong_here = cache.verify(one.name)
         if wrong_here:
-            print(f"wrong: {wrong_here} blocks of {_shown(one)}; they will be fetched again")
+            _write(f"wrong: {wrong_here} blocks of {_shown(one)}; they will be fetched again")
         right, wrong = right + right_here, wrong + wrong_here
-    print(f"verified: {right} blocks are right, {wrong} were wrong and are dropped")
+    _write(f"verified: {right} blocks are right, {wrong} were wrong and are dropped")
     return 1 if wrong else 0
 
 
@@ -98,7 +103,7 @@ def _empty(cache: Cache) -> int:
     status = 0
     for one in cache.objects():
         if not cache.evict(one.name):
-            print(f"kept: {_shown(one)}, which is in use")
+            _write(f"kept: {_shown(one)}, which is in use")
             status = 1
     return status
 
@@ -108,7 +113,7 @@ def _prefetch(cache: Cache, url: str) -> int:
         lacking = f", no room for {_gb(counts.refused_bytes)}" if counts.refused_bytes else ""
         if counts.held_bytes:
             lacking += f", {_gb(counts.held_bytes)} held by another process, which may be stopped"
-        print(f"fetched: {_gb(counts.fetched_bytes)} of {_gb(info.size_bytes)}{lacking}: {shown_url(info.url)}")
+        _write(f"fetched: {_gb(counts.fetched_bytes)} of {_gb(info.size_bytes)}{lacking}: {shown_url(info.url)}")
 
     try:
         return 0 if prefetch.fetch(listing_of(url).paths, cache, said) else 1

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import argparse
 import functools
-import io
 import json
 import sys
 import time
 
+from gdsdata import command_output
 from gdsdata.observe.live import client, sections
 from gdsdata.observe.live.rates import Sampler
 
+_write = functools.partial(command_output.write, "gdsdata.top")
+
 _DESCRIPTION = """Show what the processes of this user that read and save with gdsdata are doing. They have to run with
 GDSDATA_TOP=1 in their environment. Exit status: 0; 1 if no such process was found (--once, --json), or the page could
-not be served; 2 for a wrong argument."""
+not be served; 2 for a wrong argument, or a report that cannot be written."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -34,8 +36,6 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"--every {given.every:g} must be more than 0")
     if given.allow_remote and not given.serve:
         parser.error("--allow-remote is for --serve")
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
     sampler = Sampler(functools.partial(client.ask, given.pid), min(0.5, given.every / 2), given.pid)
     try:
         if given.serve:
@@ -60,7 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _print_json(sampler: Sampler) -> int:
     answers = sampler.answers()
     silent = [one._asdict() for one in answers.silent]
-    print(json.dumps({"version": client.VERSION, "processes": answers.snapshots, "silent": silent}))
+    _write(json.dumps({"version": client.VERSION, "processes": answers.snapshots, "silent": silent}))
     return 0 if answers.snapshots else 1
 
 
@@ -69,7 +69,7 @@ def _print_plain(sampler: Sampler, every_s: float) -> int:
     if sampler.view()["processes"]:
         time.sleep(every_s)
     view = sampler.view()
-    print(sections.plain(view), end="")
+    _write(sections.plain(view).removesuffix("\n"))
     return 0 if view["processes"] else 1
 
 

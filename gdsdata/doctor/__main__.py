@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import io
+import functools
 import json
 import os
 import shutil
 import sys
 from dataclasses import asdict
 
+from gdsdata import command_output
 from gdsdata.doctor import REQUIREMENTS, diagnose, frameworks, locate, this_host, transfers, works
 from gdsdata.doctor.evidence import ThisHost
 from gdsdata.doctor.report import as_json, as_text
 from gdsdata.doctor.url_checks import shown
 from gdsdata.storage.location import is_url
+
+_write = functools.partial(command_output.write, "gdsdata.doctor")
 
 _DESCRIPTION = """Find out what this machine can do, which path would serve PATH, and what to do about each no. Exit
 status: 0 if PATH can be read as required, 1 if not, 2 for a wrong argument or a report that cannot be written."""
@@ -48,7 +51,7 @@ def main(arguments: list[str] | None = None, host: ThisHost | None = None) -> in
     given = parser.parse_args(arguments)
     if given.frameworks:
         its = frameworks.installed()
-        _print(_frameworks_as_json() if given.json else frameworks.as_text(its, of_this_process=False))
+        _write(_frameworks_as_json() if given.json else frameworks.as_text(its, of_this_process=False))
         return 0
     host = host or this_host()
     host.pid = given.pid
@@ -82,24 +85,12 @@ def main(arguments: list[str] | None = None, host: ThisHost | None = None) -> in
         findings.append(transfers.cpu_use(rows))
         good = good and transfers.verified(rows, given.require)
     if given.json:
-        _print(as_json(name, given.require, good, findings, rows))
+        _write(as_json(name, given.require, good, findings, rows))
     else:
         text = as_text(findings, rows, max(60, shutil.get_terminal_size((120, 24)).columns))
         verdict = "works" if good else "does not work"
-        _print(f"{text}\n{verdict}: '{name}', as asked for by --require {given.require}")
+        _write(f"{text}\n{verdict}: '{name}', as asked for by --require {given.require}")
     return 0 if good else 1
-
-
-def _print(report: str) -> None:
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
-    try:
-        print(report, flush=True)
-    except OSError as error:
-        print(f"gdsdata.doctor: the report could not be written: {error.strerror}", file=sys.stderr)
-        # Otherwise Python's end would fail to write what is left of it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(2)
 
 
 def _frameworks_as_json() -> str:

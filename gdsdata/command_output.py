@@ -1,0 +1,20 @@
+"""Prints the reports of command lines. If one cannot be written, a sentence says so."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+
+
+def write(command: str, text: str) -> None:
+    """Print a report, or end the process with exit status 2 if it cannot be written."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        print(f"{command}: the report could not be written: {error.strerror}", file=sys.stderr)
+        # Otherwise Python's end would fail to write what is left of it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(2)
