@@ -176,6 +176,13 @@ def test_a_dead_host_is_a_no_within_its_time():
     assert found["clock"].answer == found["round_trip"].answer == "unknown"
 
 
+def test_tls_to_a_port_that_refuses_is_a_no():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    found = answers(f"https://127.0.0.1:{port}/x.bin")["tls"]
+    assert found.answer == "no" and "refused" in found.evidence and "speaks TLS" in found.remedy
+
+
 def test_a_host_without_an_address_is_a_no():
     found = answers("https://no-such-host.invalid/x.bin")
     assert found["dns"].answer == "no" and "no-such-host.invalid" in found["dns"].evidence

@@ -105,11 +105,11 @@ def tls(host: Host, place: Place) -> Answer:
         return unknown("a proxy is on the way, and the certificate is looked at behind it alone")
     file = found.get("authorities")
     trusted = f"the authorities in {file}" if file else "the system's authorities"
-    if refused := found.get("refused"):
+    if wrong := found.get("certificate_error"):
         remedy = "name the authority's file in SSL_CERT_FILE, or check the host's name in endpoint_url"
-        if "expired" in refused:
+        if "expired" in wrong:
             remedy = "the server's operator has to renew it; or set this machine's clock"
-        return no(f"{refused}, by {trusted}", remedy)
+        return no(f"{wrong}, by {trusted}", remedy)
     if "version" not in found:
         return no(found.get("error", "it was not tried"), "check the port, and that the server speaks TLS there")
     left_s = found["ends"] - time.time()

@@ -112,7 +112,7 @@ def tls(url: str) -> dict[str, Any]:
                 version = secure.version()
                 certificate: dict[str, Any] = dict(secure.getpeercert() or {})
         except ssl.SSLCertVerificationError as error:
-            return {"refused": error.verify_message, "authorities": file}
+            return {"certificate_error": error.verify_message, "authorities": file}
     issuer = {name: value for ((name, value), *_) in certificate.get("issuer", ())}
     return {
         "version": version,
