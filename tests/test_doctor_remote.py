@@ -331,6 +331,19 @@ def test_the_cache_is_looked_at_and_not_made(faults, tmp_path, monkeypatch):
     assert "holds 0.00 of at most 1.0 GB in blocks of 1 MiB" in found.evidence
 
 
+def test_the_cache_may_be_a_file_url_or_relative_and_no_other_url(faults, tmp_path, monkeypatch):
+    url, folder = faults.make("x.bin", MIB), tmp_path / "cache"
+    engine.BlockCache(str(folder), 10**9, MIB)
+    monkeypatch.chdir(tmp_path)
+    for said in (f"file://{folder}", "cache"):
+        monkeypatch.setenv("GDSDATA_CACHE", said)
+        evidence = answers(url)["cache_folder"].evidence
+        assert evidence.startswith(f"{folder} on ") and "unknown" not in evidence and "holds" in evidence
+    monkeypatch.setenv("GDSDATA_CACHE", "s3://bucket/cache")
+    found = answers(url)["cache_folder"]
+    assert found.answer == "no" and "is a URL" in found.evidence and found.remedy == "name a folder on a local disk"
+
+
 def test_no_line_record_or_json_has_a_secret(faults, tmp_path, monkeypatch, capsys):
     faults.make("x.bin", MIB)
     monkeypatch.setenv("AWS_SESSION_TOKEN", "A-TOKEN")

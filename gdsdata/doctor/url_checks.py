@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
@@ -13,6 +14,7 @@ from gdsdata.doctor.finding import Answer, check, no, unknown, yes
 from gdsdata.doctor.place import Place, place_of
 from gdsdata.io.file_systems import NETWORK_KINDS
 from gdsdata.io.remote_access import BLOCK_BYTES, CACHE_VARIABLE
+from gdsdata.storage.location import local_folder
 
 # AWS refuses signatures that are 15 minutes off, and others less.
 _MOST_SKEW_S = 300.0
@@ -52,11 +54,15 @@ def proxy(host: Host, place: Place) -> Answer:
 @check("cache on a local disk")
 def cache_folder(host: Host, place: Place) -> Answer:
     """Look at the cache that the environment names: file system, space, and what it holds."""
-    folder = host.environment(CACHE_VARIABLE)
-    if not folder:
+    named = host.environment(CACHE_VARIABLE)
+    if not named:
         return unknown(
             f"{CACHE_VARIABLE} is not set", "without a cache, each epoch fetches all bytes: set it, or cache="
         )
+    try:
+        folder = os.path.abspath(local_folder(CACHE_VARIABLE, named))
+    except ValueError as error:
+        return no(str(error).partition(": give")[0], "name a folder on a local disk")
     found = host.probe("cache", folder) or {}
     if "free_bytes" not in found:
         return no(f"{folder}: {found.get('error', 'it was not looked at')}", "name a folder on a local disk")
