@@ -639,6 +639,7 @@ def test_own_path_is_read_and_recognised(tmp_path, capsys):
         ("data=npy data.files=[2]", "data.files=[2]: it splits made tokens, not npy, whose files follow from"),
         ("device.name=gpu", "device.name=gpu: use cpu, cuda or cuda:N"),
         ("device.name=cuda:99", "gdsdata.bench: device.name=cuda:99: "),
+        ("engine.workers=-1", "gdsdata.bench: EngineOptions(workers=-1) must not be negative"),
         ("data.path=/nowhere/*.bin", "data.path=/nowhere/*.bin: no such file there"),
     ],
 )

@@ -71,6 +71,8 @@ def made_small(settings):
 
 def check(settings):
     """Raise ValueError with the setting's full name, its value and what it may be."""
+    from gdsdata.io.options import EngineOptions
+
     case, data = settings.case, settings.data
     one_of("case.name", case.name, list(CASES))
     if not isinstance(case, CASES[case.name]):
@@ -83,6 +85,7 @@ def check(settings):
         raise ValueError(f"data.shape={list(data.shape)}: every side must be 1 or more")
     case.check_all(data)
     device.check(settings.device.name)
+    EngineOptions(**settings.engine or {})  # refuses numbers that are negative
     return settings
 
 
