@@ -36,6 +36,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--no-progress", action="store_true", help="draw no progress bars on a terminal")
     parser.add_argument("--empty", action="store_true", help="remove every object that is not in use")
     given = parser.parse_args(arguments)
+    if given.cache_bytes is not None and not given.prefetch:
+        parser.error("--cache-bytes is for --prefetch")
     if given.no_progress:
         show_progress(False)
     try:

@@ -172,6 +172,14 @@ def test_another_process_sees_what_is_in_use(folder, content):
     assert cached.holds(0, SIZE)
 
 
+def test_a_bound_without_a_prefetch_is_refused_and_changes_nothing(folder, capsys):
+    before = Cache(folder).statistics()["most_bytes"]
+    with pytest.raises(SystemExit) as ended:
+        program.main([str(folder), "--cache-bytes", "2GiB"])
+    assert ended.value.code == 2 and "--cache-bytes is for --prefetch" in capsys.readouterr().err
+    assert Cache(folder).statistics()["most_bytes"] == before
+
+
 def test_the_program_makes_no_cache_of_another_folder(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("GDSDATA_CACHE", raising=False)
     for arguments in ([str(tmp_path)], [str(tmp_path), "--empty"], [], [str(tmp_path), "--prefetch", URL]):
