@@ -253,6 +253,21 @@ print("done")
     assert ended == (0, "done\n", "")
 
 
+def test_a_signal_that_interrupts_the_allocation_of_a_file_fails_no_save(tmp_path, preloaded):
+    script = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from test_leftovers import NAMES, check, save
+for name in NAMES:
+    save(Path(sys.argv[1]) / name, 1)
+    check(Path(sys.argv[1]) / name, 1)
+print("done")
+"""
+    environment = {"LD_PRELOAD": str(preloaded("interrupted_fallocate.c"))}
+    assert run_script(script, tmp_path, Path(__file__).parent, environment=environment) == (0, "done\n", "")
+
+
 def count_of(name: str, value: float) -> int:
     """Return the size of this container's state."""
     return int(400_000 * value)

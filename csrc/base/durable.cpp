@@ -86,9 +86,10 @@ void preallocate(const File& file, uint64_t length_bytes) {
     freeing().wait();
     result = allocate();
   }
-  // File systems without fallocate (some network ones) allocate while writing. Any other error is
-  // reported now, and not in the middle of the data.
-  if (result != 0 && errno != EOPNOTSUPP && errno != ENOSYS) {
+  // File systems without fallocate (some network ones) allocate while writing. So does one that a
+  // signal has interrupted: tmpfs before Linux 6.10 gives up all that it has allocated, each time.
+  // Any other error is reported now, and not in the middle of the data.
+  if (result != 0 && errno != EOPNOTSUPP && errno != ENOSYS && errno != EINTR) {
     throw Failure(system_error("reserve space for", file.path(), errno, 0, length_bytes));
   }
 }
