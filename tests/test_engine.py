@@ -350,10 +350,12 @@ def test_errors_come_in_the_future_and_others_go_on(tmp_path):
         missing = engine.read(tmp_path / "absent", torch.empty(1))
         beyond = engine.read(tmp_path / "x", torch.empty(101, dtype=torch.uint8))
         behind = engine.read(tmp_path / "x", torch.empty(1, dtype=torch.uint8), offset=100)
+        empty = engine.read(tmp_path / "absent", torch.empty(0))
         folder = engine.write(tmp_path / "absent" / "x", torch.empty(1))
         replaced = engine.write(tmp_path, torch.empty(1))
         good = engine.read(tmp_path / "x", torch.empty(100, dtype=torch.uint8))
         assert isinstance(missing.exception(), FileNotFoundError) and missing.exception().errno == errno.ENOENT
+        assert isinstance(empty.exception(), FileNotFoundError)
         assert isinstance(beyond.exception(), CorruptData) and isinstance(behind.exception(), CorruptData)
         assert isinstance(folder.exception(), FileNotFoundError)
         assert isinstance(replaced.exception(), IoError)

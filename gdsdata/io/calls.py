@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gdsdata.errors import EngineClosed
-from gdsdata.io.engine import endings_of, is_remote, table_of_one
+from gdsdata.io.engine import File, endings_of, is_remote, table_of_one
 
 # This many of the files read last stay open: to open and map one takes longer than a small read.
 _KEPT_FILES = 8
@@ -107,6 +107,8 @@ class ReadCalls:
             future = _Reading(f"Read of {into.nbytes} bytes from offset {offset} of '{path}'")
             try:
                 table = self._table_of(path)
+                if into.nbytes == 0 and not table.has_remote:
+                    File(path)  # the engine opens no file for no bytes
             except Exception as error:  # of an object's store
                 future.set_exception(error)
                 return future
