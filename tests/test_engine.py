@@ -111,6 +111,16 @@ def test_a_view_is_written_as_the_values_that_it_shows(tmp_path):
     assert torch.equal(again, tensor.detach())
 
 
+def test_autograd_notices_a_read_into_a_tensor_that_a_graph_has_saved(tmp_path):
+    gdsdata.write_tensor(torch.ones(3), tmp_path / "x")
+    factor = torch.zeros(3)
+    product = (torch.zeros(3, requires_grad=True) * factor).sum()
+    with gdsdata.Engine() as engine:
+        engine.read(tmp_path / "x", factor).result()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.backward()
+
+
 def test_a_call_returns_before_storage_does_and_the_future_after(tmp_path, late):
     with gdsdata.Engine(late) as engine:
         into = torch.zeros(MIB, dtype=torch.uint8)

@@ -67,6 +67,16 @@ def test_a_tree_that_is_a_tuple_is_returned_with_the_saved_values(tmp_path):
     assert gdsdata.load(tmp_path / "y.pt", into=tensors) is tensors
 
 
+@pytest.mark.parametrize("name", ["x.pt", "x.safetensors"])
+def test_autograd_notices_a_load_into_a_tensor_that_a_graph_has_saved(tmp_path, name):
+    gdsdata.save({"a": torch.ones(3, 2)}, tmp_path / name)
+    for factor in (torch.zeros(3, 2), torch.zeros(2, 3).t(), torch.zeros(3, 4)[:, :2]):
+        product = (torch.zeros(3, 2, requires_grad=True) * factor).sum()
+        gdsdata.load(tmp_path / name, into={"a": factor})
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            product.backward()
+
+
 def test_a_damaged_number_of_a_pickle_is_found_without_being_asked_for(tmp_path):
     gdsdata.save({"w": torch.ones(5), "lr": 0.001}, tmp_path / "x.pt")
     torch.save({"w": torch.ones(5), "lr": 0.001}, tmp_path / "y.pt")

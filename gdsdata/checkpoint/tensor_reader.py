@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.autograd.graph import increment_version
 
 from gdsdata.checkpoint.extents import Extents, ReadCall, SharedExtents
 from gdsdata.checkpoint.gc_pause import collector_resumed
@@ -127,6 +128,7 @@ class TensorReader:
         if target.is_meta:
             why = f"is on the meta device, which has no memory to read '{stored.record.path}' into"
             raise ValueError(f"{name_of(name)} {why}")
+        increment_version(target)  # so that autograd notices
         plain = has_own_memory(target) and not (target.is_conj() or target.is_neg())
         if plain and target.dtype == stored.dtype:
             if target.stride() == stored.stride and target.is_contiguous():

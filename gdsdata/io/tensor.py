@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.autograd.graph import increment_version
 
 from gdsdata import torch_private
 from gdsdata.errors import EngineClosed
@@ -98,6 +99,7 @@ class Engine:
             raise ValueError("a conjugate or negative view shows other values than its memory: read into its clone()")
         path, offset = _path_of(path), _checked_offset(offset, into.nbytes)
         engine, before = self._asked(into, path, priority)
+        increment_version(into)  # so that autograd notices
         with self._making_reads:
             self._check_open()  # once more: another thread may have closed it
             reads = self._reads.get(into.device)
