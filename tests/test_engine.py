@@ -402,6 +402,20 @@ def test_a_bad_argument_is_refused_at_once_in_words(tmp_path, call, words):
         call(engine, tmp_path / "x")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"options": {"workers": 1}}, r"options=\{'workers': 1\} must be a gdsdata.EngineOptions"),
+        ({"options": {}}, r"options=\{\} must be a gdsdata.EngineOptions"),
+        ({"most_calls": "3"}, "most_calls='3' is of type str: give a whole number"),
+        ({"most_calls": 2.5}, "most_calls=2.5 is of type float: give a whole number"),
+    ],
+)
+def test_an_argument_of_another_type_is_refused_in_words(arguments, words):
+    with pytest.raises(TypeError, match=f"^{words}"):
+        gdsdata.Engine(**arguments)
+
+
 def test_it_takes_at_least_one_call():
     with pytest.raises(ValueError, match="most_calls=0 must be at least 1"):
         gdsdata.Engine(most_calls=0)

@@ -20,7 +20,7 @@ from gdsdata.checkpoint.open_object import open_path
 from gdsdata.checkpoint.tree import first_device
 from gdsdata.checkpoint.urls import is_url, last_part
 from gdsdata.io import engine
-from gdsdata.io.options import EngineOptions
+from gdsdata.io.options import EngineOptions, options_of
 from gdsdata.progress_bars import bar
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def save(value: Any, path: str | os.PathLike[str], *, options: EngineOptions | N
     has so far.
     """
     path = checked_path(path, "save")
-    options = options or EngineOptions()
+    options = options_of(options)
     started = time.perf_counter()
     if not is_url(path):  # the bytes of an object do not pass through the engine
         # That of the CPU writes the headers even if all tensors are on a GPU.
@@ -191,7 +191,7 @@ def load(
 
     Stream semantics: the bytes are in place when this returns, for every stream.
     """
-    options = options or EngineOptions()
+    options = options_of(options)
     if dtype is not None and not isinstance(dtype, torch.dtype):
         raise TypeError(f"dtype={dtype!r}: give a torch.dtype, such as torch.bfloat16")
 

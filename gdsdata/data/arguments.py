@@ -15,7 +15,7 @@ from gdsdata.data.whole_numbers import shown, whole_number
 from gdsdata.formats.catalog import FORMATS
 from gdsdata.formats.index import Format, SampleIndex
 from gdsdata.formats.listing import Source, sources_of
-from gdsdata.io.options import EngineOptions
+from gdsdata.io.options import options_of
 from gdsdata.storage.urls import have_urls
 
 if TYPE_CHECKING:
@@ -56,11 +56,10 @@ def check_types(
     for name, function in (("transform", transform), ("collate", fields.collate)):
         if function is not None and not callable(function):
             raise TypeError(f"{name}={shown(function)} must be a function, called with a batch's values")
-    decode, options = fields.decode, reading.options
+    decode = fields.decode
     if decode is not None and not isinstance(decode, Mapping):
         raise TypeError(f'decode={shown(decode)} must be a dict by the names of fields, as in {{"jpg": "image"}}')
-    if options is not None and not isinstance(options, EngineOptions):
-        raise TypeError(f"options={shown(options)} must be a gdsdata.EngineOptions, as in EngineOptions(workers=4)")
+    options_of(reading.options)
     if reading.cache is not None and not isinstance(reading.cache, (str, os.PathLike)):
         raise TypeError(f"cache={shown(reading.cache)} must be the path of a folder, or None")
     if reading.cache_bytes is not None and not isinstance(reading.cache_bytes, (int, str)):

@@ -25,7 +25,7 @@ from gdsdata.data.split import checked_split
 from gdsdata.formats.index import Format
 from gdsdata.formats.listing import Source
 from gdsdata.io import engine
-from gdsdata.io.options import EngineOptions
+from gdsdata.io.options import options_of
 
 if TYPE_CHECKING:
     from gdsdata.data.order.lanes import Lanes
@@ -172,8 +172,8 @@ class GDSDataset(BatchDataset):
         self.transform, self._collate = transform, fields.collate
         settings = BatchSettings(
             device=self.device,
-            options=reading.options or EngineOptions(),
-            piece_options=reading.options or EngineOptions(),
+            options=options_of(reading.options),
+            piece_options=options_of(reading.options),
             batch_size=index_of(batch_size),  # numpy's would overflow
             prefetch=index_of(reading.prefetch),
             zero_copy=reading.zero_copy,

@@ -12,7 +12,7 @@ from gdsdata.checkpoint.file_writer import make_folder, sync_file, sync_folder
 from gdsdata.checkpoint.hooks import torch_hooks
 from gdsdata.collective.agreement import Agreement, group_of
 from gdsdata.integrations.versions import importing
-from gdsdata.io.options import EngineOptions
+from gdsdata.io.options import EngineOptions, options_of
 
 with importing("deepspeed"):
     from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
@@ -72,7 +72,7 @@ class GDSCheckpointEngine(CheckpointEngine):  # type: ignore[misc]  # DeepSpeed 
     ) -> None:
         super().__init__(config_params)
         self.name = type(self).__name__
-        self._options, self._timeout_s = options or EngineOptions(), timeout_s
+        self._options, self._timeout_s = options_of(options), timeout_s
         self._error: Exception | None = None  # of this rank, since `create`
 
     def create(self, info: Any) -> None:

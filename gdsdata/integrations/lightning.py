@@ -15,7 +15,7 @@ import torch
 from gdsdata.checkpoint.api import load, save
 from gdsdata.checkpoint.urls import is_url, joined, plain_path, store_and_key
 from gdsdata.integrations.versions import importing
-from gdsdata.io.options import EngineOptions
+from gdsdata.io.options import EngineOptions, options_of
 from gdsdata.storage.store import ObjectInfo
 
 with importing("lightning"):
@@ -44,7 +44,7 @@ class GDSCheckpointIO(CheckpointIO):
     """
 
     def __init__(self, options: EngineOptions | None = None) -> None:
-        self._options = options or EngineOptions()
+        self._options = options_of(options)
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None

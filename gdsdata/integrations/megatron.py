@@ -16,7 +16,7 @@ from gdsdata.checkpoint.dcp.storage_reader import GDSStorageReader
 from gdsdata.checkpoint.dcp.storage_writer import GDSStorageWriter
 from gdsdata.integrations.overrides import check_overrides
 from gdsdata.integrations.versions import importing
-from gdsdata.io.options import EngineOptions
+from gdsdata.io.options import EngineOptions, options_of
 from gdsdata.storage.fork_safe import ForkSafeLock
 
 with importing("megatron-core"):
@@ -55,7 +55,7 @@ class GDSSaveStrategy(strategies.TorchDistSaveShardedStrategy):  # type: ignore[
 
     def __init__(self, *settings: Any, options: EngineOptions | None = None, **named: Any) -> None:
         super().__init__(*settings, **named)
-        self.options = options or EngineOptions()
+        self.options = options_of(options)
 
     def save(self, sharded_state_dict: Any, checkpoint_dir: Any) -> None:
         """Save a state; it is on storage when this returns.

@@ -102,6 +102,22 @@ class EngineOptions:
         return f"EngineOptions({', '.join(shown)})"
 
 
+_DEFAULTS = EngineOptions()
+
+
+def options_of(options: EngineOptions | None) -> EngineOptions:
+    """Return a user's ``options``, or the defaults for None.
+
+    Raises:
+        TypeError: they are something else.
+    """
+    if options is None:
+        return _DEFAULTS
+    if not isinstance(options, EngineOptions):
+        raise TypeError(f"options={options!r:.60} must be a gdsdata.EngineOptions, as in EngineOptions(workers=4)")
+    return options
+
+
 def staging_for(options: EngineOptions, processes: int) -> dict[str, int]:
     """Return ``staging_bytes`` if ``options`` leave it open, and what changes with it.
 

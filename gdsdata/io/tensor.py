@@ -28,11 +28,10 @@ from gdsdata.io.engine import (
     table_of_one,
 )
 from gdsdata.io.new_memory import new_storage
-from gdsdata.io.options import EngineOptions
+from gdsdata.io.options import EngineOptions, options_of
 from gdsdata.io.remote_access import local_path
 
 _PRIORITIES = ("background", "training")
-_DEFAULTS = EngineOptions()
 
 
 class Engine:
@@ -63,9 +62,10 @@ class Engine:
     """
 
     def __init__(self, options: EngineOptions | None = None, most_calls: int = 16) -> None:
+        most_calls = _whole("most_calls", most_calls, "give a whole number of calls")
         if most_calls < 1:
             raise ValueError(f"most_calls={most_calls} must be at least 1")
-        self.options = options or EngineOptions()
+        self.options = options_of(options)
         self._process = os.getpid()
         self._engines: dict[torch.device, Any] = {}
         self._reads: dict[torch.device, ReadCalls] = {}
@@ -215,7 +215,7 @@ def read_tensor(
     target = resolved("cpu" if device is None else device)
     device = target if reaches(target) else torch.device("cpu")
     path = _path_of(path)
-    options = options or _DEFAULTS
+    options = options_of(options)
     engine = kept_engine(calibrated(options, path, device, measure=False), device)
     storage = new_storage(size_bytes, device)
     # torch's stub does not know that strides may be left out, which makes a contiguous tensor.
@@ -263,7 +263,7 @@ def write_tensor(
     offset = None if offset is None else _checked_offset(offset, tensor.nbytes)
     plain = _plain(tensor)
     path = _path_of(path)
-    options = options or _DEFAULTS
+    options = options_of(options)
     engine = kept_engine(calibrated(options, path, plain.device, measure=False), plain.device)
     _write(engine, plain, path, offset, engine.mark(stream_of(plain.device)), True, options.stall_timeout_s)
 
@@ -364,15 +364,19 @@ def _checked_offset(offset: int, size_bytes: int) -> int:
         TypeError: it is no whole number.
         ValueError: it is negative, or reaches too far.
     """
-    try:
-        offset = operator.index(offset)
-    except TypeError:
-        raise _wrong_type("offset", offset, "give a whole number of bytes") from None
+    offset = _whole("offset", offset, "give a whole number of bytes")
     if offset < 0:
         raise ValueError(f"offset={offset} must not be negative")
     if offset + size_bytes >= 2**63:
         raise ValueError(f"offset={offset} and {size_bytes} bytes reach beyond 2**63, where no file does")
     return offset
+
+
+def _whole(name: str, value: Any, remedy: str) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise _wrong_type(name, value, remedy) from None
 
 
 def _wrong_type(name: str, value: Any, remedy: str) -> TypeError:

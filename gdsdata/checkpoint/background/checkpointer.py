@@ -46,7 +46,7 @@ from gdsdata.checkpoint.background.uploads import Kept, Uploads, UploadStatus
 from gdsdata.checkpoint.dtensors import local_parts
 from gdsdata.checkpoint.threads import DaemonThreads
 from gdsdata.errors import EngineClosed
-from gdsdata.io.options import EngineOptions
+from gdsdata.io.options import EngineOptions, options_of
 from gdsdata.observe.times import note_checkpoint_stall
 from gdsdata.progress_bars import bar
 
@@ -147,7 +147,7 @@ class AsyncCheckpointer:
     ) -> None:
         self.keep_last = whole_number("keep_last", keep_last, 1)
         self.keep_every = None if keep_every is None else whole_number("keep_every", keep_every, 1)
-        self.options = options or EngineOptions()
+        self.options = options_of(options)
         self._folder = CheckpointFolder(checkpoint_folder(folder))
         kept_there = Kept(whole_number("upload_keep_last", upload_keep_last, 1), self.keep_every)
         pace = bytes_per_s("upload_gb_per_s", upload_gb_per_s)

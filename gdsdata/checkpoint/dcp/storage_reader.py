@@ -34,7 +34,7 @@ from gdsdata.checkpoint.tree import first_device
 from gdsdata.checkpoint.urls import is_url, last_part
 from gdsdata.errors import CorruptData, RankLost
 from gdsdata.io import engine
-from gdsdata.io.options import EngineOptions
+from gdsdata.io.options import EngineOptions, options_of
 from gdsdata.progress_bars import bar
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class GDSStorageReader(FileSystemReader):
         super().__init__(path)
         self.fs, self.path = place_of(path)
         self.verify = verify
-        self.options = options or EngineOptions()
+        self.options = options_of(options)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         super().reset(checkpoint_id)

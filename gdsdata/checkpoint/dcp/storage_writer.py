@@ -33,7 +33,7 @@ from gdsdata.checkpoint.tensor_kinds import has_own_memory
 from gdsdata.checkpoint.torch_zip.tensor_archives import TensorArchive, archive_of, write_archives
 from gdsdata.checkpoint.urls import is_url, last_part
 from gdsdata.checkpoint.writers import writer_of
-from gdsdata.io.options import EngineOptions
+from gdsdata.io.options import EngineOptions, options_of
 from gdsdata.progress_bars import Bar, bar
 from gdsdata.torch_private import dcp_storage_info
 
@@ -89,7 +89,7 @@ class GDSStorageWriter(FileSystemWriter):
     ) -> None:
         super().__init__(path, overwrite=overwrite, cache_staged_state_dict=cache_staged_state_dict)
         self.fs, self.path = place_of(path)
-        self.options = options or EngineOptions()
+        self.options = options_of(options)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         super().reset(checkpoint_id)

@@ -15,7 +15,7 @@ from gdsdata.checkpoint.safetensors_file import read_headers, read_indexed, weig
 from gdsdata.checkpoint.stored import Stored
 from gdsdata.checkpoint.tensor_reader import TensorReader
 from gdsdata.checkpoint.urls import is_url, joined, plain_path, store_and_key
-from gdsdata.io.options import EngineOptions
+from gdsdata.io.options import EngineOptions, options_of
 from gdsdata.storage.store import ObjectInfo
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -127,7 +127,7 @@ def iterate_weights(
     """
     from gdsdata.collective.agreement import group_of  # late: most programs read by themselves
 
-    options = options or EngineOptions()
+    options = options_of(options)
     chosen = wants or _everything
     if group_of(group) is None:
         return _alone(list(_batches(weights, batch_bytes)), device, chosen, options)
