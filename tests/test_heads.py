@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from helpers import descriptors, random_bytes, run_script
 
+from gdsdata import GDSDataset, Reading
 from gdsdata.errors import IoError
 from gdsdata.storage import heads
 from gdsdata.storage.heads import read_heads
@@ -23,6 +24,19 @@ def is_slow(request, monkeypatch):
     monkeypatch.setattr(heads, "_FILES_AT_ONCE", 50)
     monkeypatch.setattr(heads, "_SLOW_FILES_AT_ONCE", 50)
     return request.param
+
+
+def write_parquet(path, rows):
+    pa = pytest.importorskip("pyarrow")
+    table = pa.table({"a": pa.FixedSizeListArray.from_arrays(rows.ravel(), 4)})
+    pytest.importorskip("pyarrow.parquet").write_table(table, path)
+
+
+def write_npz(path, rows):
+    np.savez(path, a=rows)
+
+
+WRITERS = {"x.npy": np.save, "x.npz": write_npz, "x.parquet": write_parquet}
 
 
 @pytest.fixture
@@ -150,6 +164,18 @@ for number in range(data_sets):
     seen.append(len({int(one) for batch in kept[-1] for one in batch}))
 print(seen)
 """
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_storage_that_reads_less_than_it_is_asked_for_gives_whole_files(tmp_path, monkeypatch, name):
+    rows = np.arange(40, dtype=np.int64).reshape(10, 4)
+    WRITERS[name](tmp_path / name, rows)
+    whole_read = os.pread
+    monkeypatch.setattr(os, "pread", lambda file, length, offset: whole_read(file, min(length, 7), offset))
+    dataset = GDSDataset(tmp_path / name, 10, shuffle=False, device="cpu", reading=Reading(index_cache=None))
+    (batch,) = dataset
+    values = batch["a"] if isinstance(batch, dict) else batch
+    assert values.numpy().tobytes() == rows.tobytes()
 
 
 def test_a_name_with_a_nul_is_an_error_that_names_it(paths):

@@ -13,7 +13,7 @@ from gdsdata.errors import IoError
 from gdsdata.io import engine
 from gdsdata.progress_bars import current
 from gdsdata.storage.paths import joined
-from gdsdata.storage.regular import REFUSED, open_without_waiting
+from gdsdata.storage.regular import REFUSED, open_without_waiting, read_at
 from gdsdata.storage.urls import have_urls, is_remote
 
 # These files are read one after another, which shows how fast the storage is. From this time a file
@@ -154,7 +154,7 @@ def _heads_of(paths: Sequence[str], head_bytes: int) -> _Heads:
                 os.posix_fadvise(descriptors[-1], 0, head_bytes, os.POSIX_FADV_WILLNEED)
         for i, descriptor in enumerate(descriptors):
             path = paths[i]
-            heads.append(os.pread(descriptor, head_bytes, 0))
+            heads.append(read_at(descriptor, head_bytes, 0))
             status = os.fstat(descriptor)
             size_bytes.append(status.st_size)
             mtime_ns.append(status.st_mtime_ns)

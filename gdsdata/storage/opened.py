@@ -14,7 +14,7 @@ import numpy as np
 
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.storage.heads import sizes_of
-from gdsdata.storage.regular import REFUSED, open_without_waiting, regular
+from gdsdata.storage.regular import REFUSED, open_without_waiting, read_at, regular
 from gdsdata.storage.urls import have_urls, is_remote
 
 T = TypeVar("T")
@@ -209,7 +209,7 @@ class _LocalFile:
 
     def read(self, offset: int, length: int) -> bytes:
         try:
-            return os.pread(self._descriptor, length, offset)
+            return read_at(self._descriptor, length, offset)
         except OSError as error:
             raise self._failed(error, offset, length) from error
 
@@ -222,7 +222,7 @@ class _LocalFile:
             for offset in places:
                 self.ask_for(offset, length)
         try:
-            parts = [os.pread(self._descriptor, length, offset) for offset in places]
+            parts = [read_at(self._descriptor, length, offset) for offset in places]
         except OSError as error:
             raise self._failed(error, places[0], length) from error
         data = b"".join(parts)

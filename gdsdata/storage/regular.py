@@ -26,6 +26,21 @@ def open_without_waiting(path: str | os.PathLike[str], flags: int = os.O_RDONLY 
         return os.open(path, flags)
 
 
+def read_at(descriptor: int, length: int, offset: int) -> bytes:
+    """Return ``length`` bytes of a file from ``offset`` on; fewer if the file ends.
+
+    One `os.pread` may return fewer before that, as of a network or FUSE file system.
+
+    Raises:
+        OSError: the storage refuses a read.
+    """
+    data = part = os.pread(descriptor, length, offset)
+    while part and len(data) < length:
+        part = os.pread(descriptor, length - len(data), offset + len(data))
+        data += part
+    return data
+
+
 def regular(path: str, flags: int) -> int:
     """Open a file to read it: an ``opener`` of Python's `open`.
 
