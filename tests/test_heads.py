@@ -1,17 +1,21 @@
 """The first bytes of many files, by more threads if the storage is slow."""
 
+import errno
 import os
 import stat
 import threading
 
 import numpy as np
 import pytest
+import torch
 from helpers import descriptors, random_bytes, run_script
 
+import gdsdata
 from gdsdata import GDSDataset, Reading
 from gdsdata.errors import IoError
 from gdsdata.storage import heads
 from gdsdata.storage.heads import read_heads
+from gdsdata.storage.opened import open_file
 
 
 @pytest.fixture(params=[False, True], ids=["fast storage", "slow storage"])
@@ -176,6 +180,25 @@ def test_storage_that_reads_less_than_it_is_asked_for_gives_whole_files(tmp_path
     (batch,) = dataset
     values = batch["a"] if isinstance(batch, dict) else batch
     assert values.numpy().tobytes() == rows.tobytes()
+
+
+@pytest.mark.parametrize("name", ["x.npz", "x.safetensors"])
+def test_storage_that_loses_an_open_file_is_an_error_that_names_it(tmp_path, monkeypatch, name):
+    gdsdata.save({"a": torch.ones(2)}, tmp_path / "x.safetensors")
+    np.savez(tmp_path / "x.npz", a=np.ones(2))
+    read = gdsdata.load if name == "x.safetensors" else (lambda path: open_file(str(path)))
+
+    def stale(descriptor):
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    before = descriptors()
+    monkeypatch.setattr(os, "fstat", stale)
+    with pytest.raises(IoError, match=f"{name}.*: Stale file handle") as error:
+        read(tmp_path / name)
+    assert error.value.errno == errno.ESTALE and error.value.filename == str(tmp_path / name)
+    del error
+    monkeypatch.undo()
+    assert descriptors() == before
 
 
 def test_a_name_with_a_nul_is_an_error_that_names_it(paths):

@@ -60,7 +60,7 @@ class OpenFile:
     def __init__(self, path: str, keep: bool = True) -> None:
         self.path = path
         file = _opened(path)
-        self.seen = _seen(file)
+        self.seen = _seen(file, path)
         self._file = file if keep else None
 
     @property
@@ -78,7 +78,7 @@ class OpenFile:
         if self._file is not None:
             return self._file
         file = _opened(self.path)
-        self._compare(_seen(file))
+        self._compare(_seen(file, self.path))
         return file
 
     def read(self, offset: int, size_bytes: int) -> bytes:
@@ -117,7 +117,7 @@ class OpenFile:
             FileNotFoundError, IoError: without ``keep``, the name cannot be looked up.
         """
         if self._file is not None:
-            return self._compare(_seen(self._file))
+            return self._compare(_seen(self._file, self.path))
         try:
             status = os.stat(self.path)
         except FileNotFoundError as error:
@@ -169,8 +169,11 @@ def _opened(path: str) -> Any:
         raise ValueError(f"{error}: give the path of a checkpoint's file") from error
 
 
-def _seen(file: Any) -> Seen:
-    status = os.fstat(file.descriptor)
+def _seen(file: Any, path: str) -> Seen:
+    try:
+        status = os.fstat(file.descriptor)
+    except OSError as error:  # as ESTALE of NFS
+        raise _refused("find the size of", path, error) from error
     return status.st_size, status.st_mtime_ns
 
 

@@ -192,10 +192,13 @@ class _LocalFile:
             raise
         except OSError as error:
             raise IoError.caused_by(error, f"indexing {path}: it cannot be opened: {error.strerror}", path) from error
-        status = os.fstat(self._descriptor)
-        if stat.S_ISFIFO(status.st_mode):
+        try:
+            status = self._status()
+            if stat.S_ISFIFO(status.st_mode):
+                raise IoError(errno.EINVAL, f"indexing {path}: {REFUSED}", path)
+        except IoError:
             os.close(self._descriptor)
-            raise IoError(errno.EINVAL, f"indexing {path}: {REFUSED}", path)
+            raise
         self.size_bytes, self.mtime_ns = status.st_size, status.st_mtime_ns
         if at_random:
             with contextlib.suppress(OSError):  # advice
@@ -261,8 +264,15 @@ class _LocalFile:
             os.posix_fadvise(self._descriptor, max(offset, 0), length, os.POSIX_FADV_WILLNEED)
 
     def has_changed(self) -> bool:
-        status = os.fstat(self._descriptor)
+        status = self._status()
         return (status.st_size, status.st_mtime_ns) != (self.size_bytes, self.mtime_ns)
+
+    def _status(self) -> os.stat_result:
+        try:
+            return os.fstat(self._descriptor)
+        except OSError as error:  # as ESTALE of NFS
+            message = f"indexing {self.path}: its size cannot be found: {error.strerror}"
+            raise IoError.caused_by(error, message, self.path) from error
 
     def _failed(self, error: OSError, offset: int, length: int) -> IoError:
         message = f"indexing {self.path}: reading {length} bytes at {offset} failed: {error.strerror}"
