@@ -512,6 +512,17 @@ def test_an_error_in_the_background_is_told_at_the_next_call_and_once(tmp_path):
         assert AsyncCheckpointer(folder).restore(state) == 3
 
 
+def test_each_save_that_failed_in_the_background_is_named_at_the_next_call(tmp_path):
+    with AsyncCheckpointer(tmp_path, options=EngineOptions(faults="seed=1,fail=1")) as checkpointer:
+        handles = [checkpointer.save(step, {"a": torch.ones(5000)}) for step in (1, 2, 3)]
+        assert eventually(lambda: all(handle.done() for handle in handles))
+        with pytest.warns(RuntimeWarning) as warned, pytest.raises(IoError, match="step-1"):
+            checkpointer.wait()
+        said = [str(one.message) for one in warned if "another save failed too: IoError: " in str(one.message)]
+        assert ["step-2" in said[0], "step-3" in said[1], len(said)] == [True, True, 2]
+        checkpointer.wait()  # each is named once
+
+
 def test_storage_that_became_read_only_is_told_and_what_it_has_is_still_restored(tmp_path):
     state = {"a": torch.ones(1000)}
     with disk_of("8m", tmp_path / "disk") as folder:

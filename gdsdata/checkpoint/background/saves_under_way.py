@@ -6,6 +6,8 @@ import contextlib
 from concurrent.futures import Future, wait
 from typing import Any
 
+from gdsdata.errors import warn
+
 
 class SavesUnderWay:
     """The saves of a program, and other work of the thread that saves.
@@ -36,12 +38,18 @@ class SavesUnderWay:
             self._unseen.remove(ended)
 
     def raise_unseen(self) -> None:
-        """Raise the first error that nobody has seen, of saves that have ended."""
+        """Raise the first error that nobody has seen, of saves that have ended.
+
+        A warning names each of the others.
+        """
         done = [one for one in self._unseen if one.done()]
         for ended in done:
             self.forget(ended)
-        for ended in done:
-            ended.result()
+        errors = [error for error in (one.exception() for one in done) if error is not None]
+        for other in errors[1:]:
+            warn(f"gdsdata: another save failed too: {type(other).__name__}: {other}")
+        if errors:
+            raise errors[0]
 
     def wait(self) -> None:
         """Wait until all have ended. Raises as `raise_unseen` does."""
