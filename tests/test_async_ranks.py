@@ -168,6 +168,17 @@ def test_ranks_that_save_different_steps_are_told(tmp_path):
         assert kind == "SaveAborted" and "the ranks save different steps: this one 1, and the first one 0" in text
 
 
+def _save_into_other_folders(rank, folder):
+    with AsyncCheckpointer(folder / f"run-{rank}") as checkpointer:
+        return _error_of(checkpointer.save(1, {"a": 1}).result)
+
+
+def test_ranks_that_save_into_different_folders_are_told(tmp_path):
+    for _, text in on_ranks(2, _save_into_other_folders, tmp_path):
+        assert f"made the folder '{tmp_path}/run-0/step-1', and this rank has no '{tmp_path}/run-1/step-1'" in text
+        assert "Give all ranks the same folder" in text
+
+
 def _die_on_rank_1(rank, folder):
     checkpointer = AsyncCheckpointer(folder / "run", timeout_s=20)
     checkpointer.save(1, {"a": 1}).result()

@@ -31,12 +31,14 @@ class _Begun(NamedTuple):
 
     Attributes:
         step: the step.
+        folder: of the step, as the first rank calls it.
         number: the random part of its files' names.
         sequence: the least `Manifest.sequence`.
         generation: of its copies in memory; None: it gets none.
     """
 
     step: int
+    folder: str
     number: str
     sequence: int
     generation: Generation | None
@@ -171,7 +173,8 @@ class Saver:
         number = locked.begin(job.step)
         of_store = self._uploads.least_sequence if self._uploads else 0
         sequence = locked.next_sequence(max(self._memory.least_sequence, of_store))
-        return _Begun(job.step, number, sequence, self._memory.plan(job.step, sequence, number, locked.run_id))
+        generation = self._memory.plan(job.step, sequence, number, locked.run_id)
+        return _Begun(job.step, self._folder.folder_of(job.step), number, sequence, generation)
 
     def _lock(self) -> LockedFolder:
         if self._locked is None:
@@ -193,7 +196,19 @@ class Saver:
         if isinstance(job, ReplicaJob):
             return None
         name = f"rank-{self._ranks.rank}-{begun.number}.pt"
-        return SavedFile(name, job.write(self._folder.file(job.step, name), self._writers, self._options, copy))
+        path = self._folder.file(job.step, name)
+        try:
+            return SavedFile(name, job.write(path, self._writers, self._options, copy))
+        except FileNotFoundError as error:
+            folder = os.path.dirname(path)
+            if os.path.isdir(folder):
+                raise
+            raise IoError.caused_by(
+                error,
+                f"the first rank made the folder '{begun.folder}', and this rank has no '{folder}'. Give all ranks the "
+                "same folder, on storage that all of them see",
+                folder,
+            ) from error
 
     def _commit(self, begun: _Begun, files: list[SavedFile]) -> Manifest:
         assert self._locked is not None  # `_begin` was here before, on this rank
