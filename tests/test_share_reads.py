@@ -324,6 +324,8 @@ def leaves(rank, folder):
         if rank == 0:
             found["silent"] = error_of(lambda: next(iter(never_begun)))
         dist.barrier()
+    with mock.patch.object(peers_module, "timeout_of_group", lambda group: timedelta(seconds=10)):
+        found["then together"] = error_of(lambda: batches.append(epoch_of(never_begun))), batches[-1] == expected
     iterator = iter(dataset)
     with mock.patch.object(peers_module, "timeout_of_group", lambda group: timedelta(seconds=4)):
         next(iterator)
@@ -465,6 +467,10 @@ def test_a_silent_peer_is_an_error_within_the_timeout_of_the_process_group(misus
     for case, words in (("silent", "not all of them had begun"), ("silent later", "is silent for too long")):
         kind, text, _, _, took_s = misused[0]["leaves"][case]
         assert kind == "RankLost" and words in text and 1 < took_s < 12
+
+
+def test_an_epoch_that_one_peer_began_alone_is_read_when_all_begin_it(misused):
+    assert [found["leaves"]["then together"] for found in misused] == [(None, True)] * 2
 
 
 def test_what_cannot_be_gathered_is_refused_with_a_remedy(misused):

@@ -42,6 +42,10 @@ _stores: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 _numbers: weakref.WeakKeyDictionary[Any, dict[str, int]] = weakref.WeakKeyDictionary()
 
 
+class NotBegun(RuntimeError):
+    """Not all ranks have come to make a group."""
+
+
 def store_of(group: Any) -> Any:
     """Return a connection to a process group's store that blocks no call of the program."""
     if group not in _stores:
@@ -74,7 +78,8 @@ def gloo_group(
         is_only: there is no other group of this name, so nothing of it stays in the store.
 
     Raises:
-        RuntimeError: a rank does not come in time, or the store is gone or does not answer.
+        NotBegun: a rank does not come in time.
+        RuntimeError: the store is gone or does not answer, or the ranks cannot connect.
         EngineClosed: the group is not wanted any more.
     """
     making = _Making(group, name, rank, count, timeout, is_only)
@@ -155,7 +160,7 @@ class _Making:
             if not self.is_wanted:
                 raise EngineClosed(ITERATOR_CLOSED)
             if time.monotonic() > self.until:
-                raise RuntimeError(f"after {self._timeout.total_seconds():g} s not all of them had begun")
+                raise NotBegun(f"after {self._timeout.total_seconds():g} s not all of them had begun")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LOOK_S)
 

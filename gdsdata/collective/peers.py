@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import torch.distributed
 
-from gdsdata.collective.gloo import break_off, complete, gloo_group, words_of
+from gdsdata.collective.gloo import NotBegun, break_off, complete, gloo_group, words_of
 from gdsdata.collective.shared_errors import contents_of_all, error_of_all, ranks_in_words
 from gdsdata.errors import ITERATOR_CLOSED, EngineClosed, RankLost
 from gdsdata.torch_private import timeout_of_group
@@ -66,7 +66,16 @@ class Peers:
             timeout: how long they may be silent; None: as long as in the default group.
         """
         self._meetings += 1
-        return Meeting(self, f"{self._name}/{self._meetings}", is_wanted, timeout)
+        return Meeting(self, self._name_of_last, is_wanted, timeout)
+
+    def take_back(self, meeting: Meeting) -> None:
+        """Do not count a meeting that the others have not begun: their next one is their first."""
+        if meeting.name == self._name_of_last:
+            self._meetings -= 1
+
+    @property
+    def _name_of_last(self) -> str:
+        return f"{self._name}/{self._meetings}"
 
     @property
     def in_words(self) -> str:
@@ -197,7 +206,12 @@ class Meeting:
 
     def _all(self, mine: torch.Tensor) -> torch.Tensor:
         if self._group is None:
-            self._group = _gloo_group(self.peers, self.name, self._is_wanted, self._timeout)
+            try:
+                self._group = _gloo_group(self.peers, self.name, self._is_wanted, self._timeout)
+            except RankLost as error:
+                if isinstance(error.__cause__, NotBegun):
+                    self.peers.take_back(self)
+                raise
         found = torch.empty((self.peers.count, *mine.shape), dtype=mine.dtype)
         self._is_idle = False
         try:
