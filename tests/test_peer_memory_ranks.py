@@ -7,6 +7,7 @@ import signal
 import threading
 import warnings
 from datetime import timedelta
+from inspect import signature
 from random import Random
 
 import pytest
@@ -141,6 +142,27 @@ def _refused_peers(rank, folder):
             AsyncCheckpointer(folder / "other", peers=numbers[rank], memory_folder=folder, timeout_s=20)
         said.append(str(caught.value))
     return said
+
+
+def _save_and_restore_in_a_group_of_its_own(rank, folder):
+    in_this_order = {"sort_ranks": False} if "sort_ranks" in signature(dist.new_group).parameters else {}
+    group = dist.new_group([2, 1], **in_this_order)
+    restores = None
+    if rank > 0:
+        with checkpointer_of(folder, f"node-{rank}", process_group=group) as checkpointer:
+            assert checkpointer.save(1, state_of(1, rank)).copied(20)
+        dist.barrier(group)
+        if rank == 1:
+            shutil.rmtree(folder / "node-1")
+        dist.barrier(group)
+        with checkpointer_of(folder, f"node-{rank}", process_group=group) as checkpointer:
+            restores = restored(checkpointer, rank), len(copies_in(folder / f"node-{rank}"))
+    dist.barrier()
+    return restores
+
+
+def test_some_ranks_of_a_program_in_any_order_keep_copies(tmp_path):
+    assert on_ranks(3, _save_and_restore_in_a_group_of_its_own, tmp_path) == [None, (1, 1), (1, 2)]
 
 
 def test_two_nodes_keep_two_copies_and_restore_what_is_left(tmp_path):

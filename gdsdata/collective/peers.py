@@ -11,7 +11,7 @@ import hashlib
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -40,17 +40,17 @@ class Peers:
     process that does not read together with them.
 
     Args:
-        ranks: theirs in the default process group.
+        ranks: theirs in the default process group, in the order of their parts.
         together: what they do, in words for errors.
 
     Attributes:
-        ranks: in the order of their parts, which is ascending.
+        ranks: as they were given.
         count: how many there are.
         place: which of them this process is.
     """
 
-    def __init__(self, ranks: Collection[int], together: str = "read each batch together") -> None:
-        self.ranks, self.count, self._together = sorted(ranks), len(ranks), together
+    def __init__(self, ranks: Sequence[int], together: str = "read each batch together") -> None:
+        self.ranks, self.count, self._together = list(ranks), len(ranks), together
         self.place = self.ranks.index(torch.distributed.get_rank())
         made, key = _made.setdefault(_default_group(), {}), tuple(self.ranks)
         number = made[key] = made.get(key, 0) + 1

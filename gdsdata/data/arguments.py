@@ -178,7 +178,7 @@ def peers_of(sharding: Sharding, fields: Fields, decode: Mapping[str, Decoder | 
             )
     from gdsdata.collective.peers import Peers
 
-    return Peers(ranks)
+    return Peers(sorted(ranks))
 
 
 def check_index(

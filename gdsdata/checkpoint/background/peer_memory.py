@@ -136,7 +136,7 @@ class PeerMemory:
         self._is_stopped = threading.Event()
         self._meeting: Meeting | None = None
         if self._count > 1:
-            peers = Peers(range(self._count), "keep copies of checkpoints for one another")
+            peers = Peers(ranks.members, "keep copies of checkpoints for one another")
             is_stopped = self._is_stopped
             self._meeting = peers.meet(lambda: not is_stopped.is_set(), timedelta(seconds=timeout_s))
         self._thread = DaemonThreads(1, "gdsdata-send")
