@@ -360,10 +360,27 @@ def test_every_saved_file_and_its_folder_are_synced(folders, tmp_path, monkeypat
     assert synced == {str(tmp_path), str(tmp_path.parent), *(str(tmp_path / name) for name in names)}
 
 
-def test_a_url_to_save_to_is_refused_with_a_remedy(folders):
+@pytest.mark.parametrize(
+    "url, remedy",
+    [("s3://bucket/m", "upload its files"), ("gcs://bucket/m", "upload its files"), ("s3:/bucket/m", "second slash")],
+)
+def test_a_url_to_save_to_is_refused_with_a_remedy(folders, tmp_path, monkeypatch, url, remedy):
+    monkeypatch.chdir(tmp_path)
     model = class_of("gpt2").from_pretrained(folders["gpt2"])
-    with pytest.raises(ValueError, match="upload its files"):
-        ours.save_pretrained(model, "s3://bucket/m")
+    with pytest.raises(ValueError, match=remedy):
+        ours.save_pretrained(model, url)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_url_names_the_folder_of_a_model(folders, tmp_path):
+    model = ours.from_pretrained(class_of("gpt2"), f"file://{folders['gpt2']}")
+    ours.save_pretrained(model, f"file://{tmp_path}/a%20copy")
+    assert {path.name for path in (tmp_path / "a copy").iterdir()} >= {"config.json", "model.safetensors"}
+
+
+def test_a_scheme_that_is_not_known_is_refused_before_a_model_is_looked_for():
+    with pytest.raises(ValueError, match="no scheme that gdsdata knows"):
+        ours.from_pretrained(class_of("gpt2"), "gcs://bucket/m")
 
 
 # ---------------------------------------------------------------------------------------------------------- peft, URLs

@@ -16,7 +16,7 @@ from gdsdata.checkpoint.open_object import read_object
 from gdsdata.checkpoint.safetensors.installed import CountedOpen, install, uninstall
 from gdsdata.checkpoint.safetensors.opened import SafeSlice, resolved
 from gdsdata.checkpoint.safetensors.planned_load import PlannedLoad
-from gdsdata.checkpoint.urls import is_url, joined, store_and_key
+from gdsdata.checkpoint.urls import is_url, joined, local_folder, plain_path, store_and_key
 from gdsdata.integrations.versions import importing
 from gdsdata.io import engine
 from gdsdata.storage.fork_safe import ForkSafeLock
@@ -63,10 +63,11 @@ def from_pretrained(
 
     Raises:
         FileNotFoundError: a URL has no objects.
-        OSError, ValueError, RuntimeError: those of transformers.
+        OSError, ValueError, RuntimeError: those of transformers. ValueError too: a URL has a scheme
+            that is not known.
         IoError, CorruptData: a file of weights cannot be read, or is damaged.
     """
-    path = os.fspath(pretrained_model_name_or_path)
+    path = plain_path(os.fspath(pretrained_model_name_or_path))
     if not is_url(path):
         with hooks():
             return auto_class.from_pretrained(path, *args, **kw)
@@ -97,9 +98,7 @@ def save_pretrained(model: Any, save_directory: str | os.PathLike[str], **kw: An
 
     Stream semantics: weights on a GPU are read after all work that its current stream has so far.
     """
-    folder = os.fspath(save_directory)
-    if is_url(folder):
-        raise ValueError(f"{folder}: transformers writes folders: save to one, and upload its files")
+    folder = local_folder("save_directory", save_directory, ", and upload its files")
     if not os.path.exists(folder):
         make_folder(folder)
     with synced_below(folder), hooks():
