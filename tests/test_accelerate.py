@@ -44,6 +44,17 @@ def test_the_last_batch_of_an_epoch_ends_an_accumulation(read, accelerator, mixe
         assert [at for at, is_synced in enumerate(synced, 1) if is_synced] == [4, 8, 12, 13]
 
 
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_skip_first_batches_continues_behind_them_with_or_without_a_state(read, accelerator, is_resumed):
+    data = prepare(accelerator, read())
+    first, second = ([numbers(batch) for batch in data] for _ in range(2))
+    data = prepare(accelerator, read())
+    if is_resumed:
+        data.load_state_dict(data.state_dict() | {"batches": 5})
+    assert [numbers(batch) for batch in accelerator.skip_first_batches(data, 5)] == first[5:]
+    assert [numbers(batch) for batch in data] == second
+
+
 def test_a_state_goes_through_the_hooks_with_its_safetensors(tmp_path, accelerator, monkeypatch):
     called = note_calls(monkeypatch, installed, "save_file", "load_file")
     plain = torch.nn.Linear(20, 30)

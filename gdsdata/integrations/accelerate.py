@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from torch.utils.data import IterableDataset
+
 from gdsdata.data.batch_dataset import BatchDataset
 from gdsdata.integrations.versions import importing
 
@@ -61,13 +63,14 @@ class Loader(DataLoaderStateMixin):  # type: ignore[misc]  # accelerate declares
         dataset: the batches.
 
     Attributes:
-        dataset, batch_size, drop_last: what accelerate asks of any DataLoader.
+        dataset, batch_size, drop_last, prefetch_factor, collate_fn: what accelerate asks of any
+            DataLoader. ``skip_first_batches`` makes another loader of them.
     """
 
-    batch_size, drop_last = None, False
+    batch_size, drop_last, prefetch_factor = None, False, None
 
     def __init__(self, accelerator: Accelerator, dataset: BatchDataset) -> None:
-        self.dataset: Any = dataset
+        self.dataset = _Resumed(dataset)
         self.gradient_state, self.device = accelerator.gradient_state, accelerator.device
         self._batches: Any = dataset
 
@@ -87,6 +90,11 @@ class Loader(DataLoaderStateMixin):  # type: ignore[misc]  # accelerate declares
         finally:
             self.end()
 
+    @staticmethod
+    def collate_fn(batch: Any) -> Any:
+        """Return a batch as it is."""
+        return batch
+
     def set_epoch(self, epoch: int) -> None:
         """Have the next iterator begin this epoch, as `GDSDataset.set_epoch`."""
         self._batches.set_epoch(epoch)
@@ -98,3 +106,22 @@ class Loader(DataLoaderStateMixin):  # type: ignore[misc]  # accelerate declares
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a state, as `GDSDataset.load_state_dict`."""
         self._batches.load_state_dict(state)
+
+
+class _Resumed(IterableDataset[Any]):
+    """An epoch with None in the place of the batches that were trained on before.
+
+    ``skip_first_batches`` drops these from the first epoch after a resume, so nothing is read.
+    """
+
+    def __init__(self, batches: Any) -> None:
+        self._batches = batches
+
+    def __len__(self) -> int:
+        """Return the samples in an epoch: a Trainer computes samples a second with it."""
+        return getattr(self._batches, "samples", len(self._batches))
+
+    def __iter__(self) -> Iterator[Any]:
+        for _ in range(self._batches.state_dict()["batches"]):
+            yield None
+        yield from self._batches

@@ -1,4 +1,4 @@
-"""The methods that a Trainer of transformers gets."""
+"""The methods that a Trainer of transformers gets, and the loader that it iterates."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from gdsdata.checkpoint.api import load, save
 from gdsdata.checkpoint.deferred import deferred_for
 from gdsdata.checkpoint.hooks import torch_hooks
 from gdsdata.data.batch_dataset import BatchDataset
+from gdsdata.integrations.accelerate import Loader
 from gdsdata.integrations.hf_trainer_folders import newest_complete
-from gdsdata.integrations.hf_trainer_loader import TrainerLoader
 from gdsdata.integrations.overrides import check_overrides
 
 if TYPE_CHECKING:
@@ -167,3 +167,7 @@ def check_version(kind: type) -> None:
         RuntimeError: one is missing.
     """
     check_overrides(kind, TrainerMixin, _OVERRIDDEN, "transformers", "5.24")
+
+
+class TrainerLoader(Loader):
+    """The loader that a Trainer iterates."""
