@@ -1,4 +1,4 @@
-"""The exceptions of gdsdata, and its way to warn.
+"""The exceptions of gdsdata.
 
 A wrong argument is a plain ``ValueError`` and a missing file a plain ``FileNotFoundError``;
 everything else is one of these. A message says what was tried, on which path, offset and length,
@@ -10,22 +10,9 @@ message and then sets attributes. torch rebuilds a DataLoader worker's from the 
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import os
-import sys
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-import torch
-
-# They stand between a program and a warning: torch iterates data sets, contextlib runs generators.
-_BETWEEN = (
-    os.path.join(os.path.dirname(__file__), ""),
-    os.path.join(os.path.dirname(torch.__file__), ""),
-    contextlib.__file__,
-)
 
 
 class GdsdataError(Exception):
@@ -119,14 +106,3 @@ class SaveAborted(GdsdataError):
 
 class RankLost(GdsdataError):
     """A process that works together with this one has ended, or was silent for too long."""
-
-
-def warn(message: str, category: type[Warning] = RuntimeWarning) -> None:
-    """Warn at the line of the program that called gdsdata, however deep this call is.
-
-    Python shows a ``DeprecationWarning`` only if that line is in ``__main__``.
-    """
-    level, frame = 2, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_BETWEEN):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(message, category, stacklevel=level)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gdsdata.errors import warn
+from gdsdata.warn import warn
 
 if TYPE_CHECKING:
     from datetime import timedelta

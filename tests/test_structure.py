@@ -135,6 +135,7 @@ FOLDERS = {
         "progress_bars",
         "storage",
         "torch_private",
+        "warn",
     },
     "collective": {"errors", "io", "torch_private"},
     "data": {
@@ -148,24 +149,26 @@ FOLDERS = {
         "storage",
         "torch_private",
         "version",
+        "warn",
     },
     "data.batches": {"collective", "data.counts", "data.order", "decoders", "errors", "formats", "io", "storage"},
     "data.order": {"data.ranks", "data.whole_numbers", "errors", "formats", "io", "storage"},
     "decoders": {"errors", "formats", "io"},
-    "formats": {"errors", "io.engine", "lazy", "progress_bars", "storage"},
+    "formats": {"errors", "io.engine", "lazy", "progress_bars", "storage", "warn"},
     "formats.parsers": {"errors", "io.engine"},
     "top": {"command_output", "observe"},
     "cache": {"command_output", "formats.listing", "io.remote_access", "progress_bars", "storage"},
     "storage": {"errors", "io.engine", "io.options", "io.remote_access", "lazy", "observe.counted", "progress_bars"},
-    "observe": {"errors", "io", "torch_private", "version"},
+    "observe": {"errors", "io", "torch_private", "version", "warn"},
     "observe.counted": set(),
-    "io": {"_engine", "errors", "formats.index", "formats.sample", "torch_private"},
+    "io": {"_engine", "errors", "formats.index", "formats.sample", "torch_private", "warn"},
     "command_output": set(),
     "progress_bars": set(),
-    "torch_private": {"errors"},
+    "torch_private": {"warn"},
     "lazy": set(),
     "version": set(),
     "errors": set(),
+    "warn": set(),
 }
 
 
@@ -336,7 +339,7 @@ def test_only_engine_py_imports_the_extension():
 
 def test_warnings_come_by_the_function_that_finds_the_callers_line():
     others = [path for path in PACKAGE.rglob("*.py") if "warnings.warn(" in path.read_text()]
-    assert others == [PACKAGE / "errors.py"], "use gdsdata.errors.warn"
+    assert others == [PACKAGE / "warn.py"], "use gdsdata.warn.warn"
 
 
 # --- private parts of torch -------------------------------------------------------------------------------------------

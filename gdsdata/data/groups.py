@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from gdsdata.errors import warn
+from gdsdata.warn import warn
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -16,7 +16,7 @@ import torch.distributed
 from torch.utils.data import get_worker_info
 
 from gdsdata.data.whole_numbers import whole_number
-from gdsdata.errors import warn
+from gdsdata.warn import warn
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

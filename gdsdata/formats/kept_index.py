@@ -28,7 +28,6 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from gdsdata.errors import warn
 from gdsdata.formats import caches
 from gdsdata.formats.catalog import FORMATS
 from gdsdata.formats.index import Format, SampleIndex
@@ -37,6 +36,7 @@ from gdsdata.io.engine import warn_once
 from gdsdata.storage.heads import statuses_of
 from gdsdata.storage.paths import absolutes, chosen, joined
 from gdsdata.storage.urls import have_urls, is_remote
+from gdsdata.warn import warn
 
 KIND = "index"
 WORTH_S = 0.5  # an index that took less is made again faster than it is checked

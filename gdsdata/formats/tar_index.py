@@ -12,10 +12,10 @@ import zlib
 
 import numpy as np
 
-from gdsdata.errors import warn
 from gdsdata.formats import caches
 from gdsdata.formats.parsers.tar_members import RECORD_BYTES, Members
 from gdsdata.storage.regular import regular
+from gdsdata.warn import warn
 
 # Magic with the version, and CRC-32 of all that follows: size in bytes and mtime in ns of the tar,
 # number of members, bytes of the extensions, these (JSON), and the members' columns.

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from gdsdata.errors import CorruptData, warn
+from gdsdata.errors import CorruptData
 from gdsdata.formats.index import Index, count_items, first_samples
 from gdsdata.formats.parsers import magics
 from gdsdata.formats.sample import Sample, numpy_dtype
 from gdsdata.storage.heads import read_heads
+from gdsdata.warn import warn
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike

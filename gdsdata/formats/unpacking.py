@@ -25,13 +25,14 @@ from functools import partial
 from types import ModuleType
 from typing import BinaryIO, NamedTuple, Protocol
 
-from gdsdata.errors import CorruptData, IoError, warn
+from gdsdata.errors import CorruptData, IoError
 from gdsdata.formats import caches, litdata_frames
 from gdsdata.formats.shards import Shard, missing_shards_named
 from gdsdata.progress_bars import Bar, bar
 from gdsdata.storage.heads import sizes_of
 from gdsdata.storage.opened import exist, open_stream
 from gdsdata.storage.urls import is_remote
+from gdsdata.warn import warn
 
 # Unpacked at a time: all that a thread has in memory, with the decoder's window (128 MiB at most,
 # mostly 8 or less).

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 from gdsdata.doctor.frameworks import FRAMEWORKS, installed
-from gdsdata.errors import warn
+from gdsdata.warn import warn
 
 
 @contextlib.contextmanager

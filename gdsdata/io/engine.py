@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from gdsdata import torch_private
-from gdsdata.errors import BackendUnavailable, warn
+from gdsdata.errors import BackendUnavailable
 from gdsdata.io import (
     at_fork,  # noqa: F401 (it registers what a fork needs)
     program_end,  # noqa: F401 (registers its exit handler first, so that it is called last)
@@ -26,6 +26,7 @@ from gdsdata.io.conversions import conversion_of, conversion_on
 from gdsdata.io.dlpack_types import DLPACK_TYPES
 from gdsdata.io.memory_budget import available_bytes, processes_here, share_bytes
 from gdsdata.io.options import EngineOptions, staging_for
+from gdsdata.warn import warn
 
 try:
     from gdsdata import _engine

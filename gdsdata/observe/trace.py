@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from gdsdata.errors import warn
 from gdsdata.io import engine
+from gdsdata.warn import warn
 
 # Rows of a trace are threads, and the system's numbers of threads are below this.
 _FIRST_ROW = 1 << 22

@@ -6,7 +6,7 @@ import contextlib
 from concurrent.futures import Future, wait
 from typing import Any
 
-from gdsdata.errors import warn
+from gdsdata.warn import warn
 
 
 class SavesUnderWay:
