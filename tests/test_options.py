@@ -36,6 +36,11 @@ def test_a_negative_option_is_refused_by_its_name(name):
         EngineOptions(**{name: -1})
 
 
+def test_a_time_that_is_no_number_is_refused():
+    with pytest.raises(ValueError, match="stall_timeout_s=nan.*give 0 or more"):
+        EngineOptions(stall_timeout_s=float("nan"))
+
+
 @pytest.mark.parametrize(
     ("option", "words"),
     [

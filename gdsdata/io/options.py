@@ -92,8 +92,8 @@ class EngineOptions:
             if not isinstance(value, kind):
                 shown = f"{field.name}={value!r:.100}"
                 raise TypeError(f"EngineOptions({shown}) is of type {type(value).__name__}: give {remedy}")
-            if not isinstance(value, (str, bool)) and value < 0:
-                raise ValueError(f"EngineOptions({field.name}={value}) must not be negative")
+            if not isinstance(value, (str, bool)) and not value >= 0:
+                raise ValueError(f"EngineOptions({field.name}={value}) must not be negative: give 0 or more")
 
     def __repr__(self) -> str:
         """Show only the options that differ from their defaults."""
