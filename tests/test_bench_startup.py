@@ -272,7 +272,7 @@ for kind in sys.argv[2:]:
     break
 """
 NEEDED = {
-    *("_engine", "errors", "lazy", "torch_private", "version", "observe", "observe.times"),
+    *("_engine", "errors", "lazy", "torch_private", "version", "warn", "observe", "observe.times"),
     *("data", "data.dataset", "data.batch_dataset", "data.arguments", "data.counts", "data.groups", "data.iteration"),
     *("progress_bars", "observe.counted", "io.conversions", "io.at_fork", "storage.regular"),
     *("data.indexing", "data.loaders", "data.progress", "data.ranks", "data.samples", "data.whole_numbers"),

@@ -19,7 +19,6 @@ import gdsdata
 from gdsdata import EngineOptions, GDSDataset
 from gdsdata.errors import StallError
 from gdsdata.formats import Records
-from gdsdata.io import tensor
 
 ITEM_BYTES = 2**20
 STALL_S = 0.8
@@ -114,12 +113,7 @@ def pieces(folder: Path) -> Callable:
 def read_tensor(folder: Path) -> Callable:
     (folder / "a.bin").write_bytes(CONTENT)
 
-    def read(options):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(tensor, "_DEFAULTS", options)
-            return gdsdata.read_tensor(folder / "a.bin", torch.uint8, (ITEM_BYTES,))
-
-    return read
+    return lambda options: gdsdata.read_tensor(folder / "a.bin", torch.uint8, (ITEM_BYTES,), options=options)
 
 
 def load(folder: Path) -> Callable:
@@ -137,9 +131,8 @@ def save(folder: Path) -> Callable:
 
 def write_tensor(folder: Path) -> Callable:
     def write(options):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(tensor, "_DEFAULTS", options)
-            gdsdata.write_tensor(torch.frombuffer(bytearray(CONTENT), dtype=torch.uint8), folder / "a.bin")
+        content = torch.frombuffer(bytearray(CONTENT), dtype=torch.uint8)
+        gdsdata.write_tensor(content, folder / "a.bin", options=options)
         return torch.frombuffer(bytearray((folder / "a.bin").read_bytes()), dtype=torch.uint8)
 
     return write
