@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from gdsdata.data import indexing
+from gdsdata.errors import IoError
 from gdsdata.formats import Records
 from gdsdata.formats.listing import Listing, folder_now, listing_of
 
@@ -133,6 +134,13 @@ def test_refuses_an_empty_path():
     for source in ("", ["a.bin", ""]):
         with pytest.raises(ValueError, match="source has an empty path, ''"):
             listing_of(source)
+
+
+def test_a_path_that_the_system_refuses_to_look_at_is_not_called_missing(tmp_path):
+    (tmp_path / "a").symlink_to("a")
+    with pytest.raises(IoError, match="a cannot be looked at: Too many levels of symbolic links") as caught:
+        listing_of(tmp_path / "a")
+    assert caught.value.path == str(tmp_path / "a")
 
 
 def test_names_the_source_that_means_no_file(tmp_path):

@@ -63,7 +63,7 @@ def listing_of(source: Source, split: str | None = None) -> Listing:
 
     Raises:
         FileNotFoundError: one of them means no file, or a file that state.json lists is missing.
-        IoError: a directory cannot be listed, or a state.json not be read.
+        IoError: a path cannot be looked at, a directory not be listed, or a state.json not be read.
         ValueError: an empty sequence, or there is no such split, or a state.json lists what cannot
             be read, or a directory is a table with a log.
     """
@@ -87,6 +87,7 @@ def listing_of(source: Source, split: str | None = None) -> Listing:
     for one in itertools.compress(local, (~are_files).tolist()):
         files = expansion.files(one) if split is None else expansion.files_below(one)
         if not files:
+            _check_reachable(one)
             from gdsdata.formats.other_kinds import no_files_in  # late: this is for an error
 
             raise FileNotFoundError(f"{one} {no_files_in(one)}")
@@ -107,6 +108,16 @@ def listing_of(source: Source, split: str | None = None) -> Listing:
     found.update(path for one in data for path in _without_beside(one.files))
     ordered = in_order(found, [listed for one in data for listed in one.lists])
     return Listing(ordered, list(expansion.folders.values()), tuple(path for one in data for path in one.states))
+
+
+def _check_reachable(path: str) -> None:
+    """Raise `IoError` if the system does not say what is there, as in a folder of another user."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: it contains a NUL
+        pass
+    except OSError as error:
+        raise IoError.caused_by(error, f"{path} cannot be looked at: {error.strerror}", path) from error
 
 
 def _refuse_table(folder: str) -> None:
