@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import grouped, peak_bytes, reset_peak
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tables import awkward, damaged, pa, read_all, rows_in, rows_of
 
@@ -275,6 +275,7 @@ class TestRowGroupPermutation:
         assert needed <= set(permutation.of_rank(rank, world_size).groups(begin, end).tolist())
 
     @given(shuffles(), st.integers(1, 4), st.integers(0, 9), st.integers(0, 9))
+    @example({"group_first_row": np.arange(3), "step_samples": 2}, 2, 0, 0)  # a batch of one rank has all rows
     @settings(max_examples=100, deadline=None)
     def test_of_files_in_their_order_says_exactly_which_they_are(self, arguments, world_size, begin, more):
         first_row = arguments["group_first_row"]

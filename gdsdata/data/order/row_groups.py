@@ -227,11 +227,10 @@ class InOrder:
 
     def __init__(self, group_first_row: np.ndarray, step_samples: int, rank: int, world_size: int) -> None:
         rows = int(group_first_row[-1])
-        step_samples = min(step_samples, rows + world_size - 1)  # lest a product of steps be too large for numpy
-        self._group_first_row, self._step_samples = group_first_row, step_samples
-        self._share = step_samples // world_size
+        self._share = min(step_samples // world_size, max(1, rows))  # lest a product of steps be too large for numpy
+        self._group_first_row, self._step_samples = group_first_row, self._share * world_size
         self._first = rank * self._share
-        self.steps_ahead = 2 * rows // max(1, len(group_first_row) - 1) // step_samples
+        self.steps_ahead = 2 * rows // max(1, len(group_first_row) - 1) // self._step_samples
 
     def groups(self, first_step: int, last_step: int) -> np.ndarray:
         begin = np.arange(first_step, last_step + 1, dtype=np.int64) * self._step_samples + self._first
