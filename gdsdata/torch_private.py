@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import operator
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from gdsdata.warn import warn
 if TYPE_CHECKING:
     from datetime import timedelta
 
-    from torch.distributed import ProcessGroup
+    from torch.distributed import ProcessGroup, Work
     from torch.distributed.checkpoint import DefaultSavePlanner
 
 CHECKED = ((2, 11), (2, 15))  # the oldest and the newest version: major, minor
@@ -227,6 +227,31 @@ def timeout_of_group(group: ProcessGroup) -> timedelta:
     """Return how long a collective of a process group may take."""
     warn_if_newer()
     return min(group._get_backend(device).options._timeout for device in group._device_types)
+
+
+def begin_broadcasts(memories: Sequence[tuple[torch.Tensor, int]], group: ProcessGroup) -> list[Work]:
+    """Begin to give tensors of single ranks to all ranks of a group, in one kernel over NCCL.
+
+    Args:
+        memories: each tensor, and the rank of the group whose bytes it gets; all on one device.
+        group: all its ranks make this call, with the same ranks and sizes.
+
+    Returns:
+        What to wait for.
+    """
+    device = memories[0][0].device
+
+    def begin() -> list[Work | None]:
+        return [
+            torch.distributed.broadcast(memory, group=group, group_src=rank, async_op=True) for memory, rank in memories
+        ]
+
+    if not getattr(group._get_backend(device), "supports_coalescing", False):
+        return [work for work in begin() if work is not None]
+    warn_if_newer()
+    with torch.distributed.distributed_c10d._coalescing_manager(group, device, async_ops=True) as together:
+        begin()
+    return together.works
 
 
 def keys_of_gloo(count: int) -> list[str]:

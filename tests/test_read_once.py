@@ -328,12 +328,12 @@ class _Event:
 def _error_is_shared_and_leaves_doubt(rank, folder, patch):
     """Have a transfer between GPUs fail on rank 1 before anything moves."""
 
-    def fail(route, sends, receives):
+    def fail(route, *memories):
         if rank == 1:
             raise RuntimeError("NCCL fails")
 
     with patch.context() as inner:
-        inner.setattr(routes.GpuRoute, "exchange", fail)
+        inner.setattr(routes.GpuRoute, "broadcast", fail)
         error = error_of(lambda: gdsdata.load(folder / "m.safetensors", group="auto"))
     return error[:1] == (("RuntimeError",) if rank == 1 else ("RankLost",))
 
@@ -341,12 +341,16 @@ def _error_is_shared_and_leaves_doubt(rank, folder, patch):
 def _load_by_the_gpus_route(rank, folder):
     """Have the CPU's tensors take the way of a GPU's: the user's group, here of gloo."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    names, wants_gpu = [], True
-    exchange = routes.GpuRoute.exchange
+    moved, wants_gpu = {"exchange": 0, "broadcast": 0}, True
 
-    def watched(route, sends, receives):
-        names.append(len(sends) + len(receives))
-        exchange(route, sends, receives)
+    def watch(name):
+        original = getattr(routes.GpuRoute, name)
+
+        def watched(route, *memories):
+            moved[name] += sum(map(len, memories))
+            original(route, *memories)
+
+        patch.setattr(routes.GpuRoute, name, watched)
 
     original = SharedExtents.__init__
 
@@ -368,7 +372,7 @@ def _load_by_the_gpus_route(rank, folder):
 
         use_gpu(1 + rank)
         patch.setattr(SharedExtents, "__init__", with_gpu)
-        patch.setattr(routes.GpuRoute, "exchange", watched)
+        watch("exchange"), watch("broadcast")
         patch.setattr(routes, "reaches_gpus", lambda session: True)
         patch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
         patch.setattr(torch.cuda, "Event", _Event)
@@ -384,7 +388,7 @@ def _load_by_the_gpus_route(rank, folder):
         found = [load(), load(mesh["dp"])]
         use_gpu(10 + rank)  # all ranks change theirs: NCCL connects them again
         few.append(load_few())
-        moves = sum(names)
+        before = dict(moved)
         use_gpu(1 + rank if rank == 1 else 10 + rank)
         with pytest.warns(RuntimeWarning, match="some ranks use another GPU than in an earlier load"):
             few.append(load_few())
@@ -392,15 +396,16 @@ def _load_by_the_gpus_route(rank, folder):
         assert _error_is_shared_and_leaves_doubt(rank, folder, patch)
         with pytest.warns(RuntimeWarning, match="an earlier load has left transfers"):
             few.append(load_few())
-        assert sum(names) == moves
-    return found, few, moves
+        assert moved == before
+    return found, few, moved
 
 
 def test_gpus_pass_bytes_on_over_the_users_group(folder):
     few_of_all = {name: value for name, value in state_of().items() if name.endswith(".bias")}
-    for found, few, moves in on_ranks(RANKS, _load_by_the_gpus_route, folder):
+    for rank, (found, few, moved) in enumerate(on_ranks(RANKS, _load_by_the_gpus_route, folder)):
         assert set(found) == {digest_of(state_of())} and set(few) == {digest_of(few_of_all)}
-        assert moves > 10
+        assert moved["broadcast"] > 0  # where all ranks want the same
+        assert (moved["exchange"] > 0) == (rank != 1)  # where rank 1 wants nothing on its GPU
 
 
 def test_without_other_ranks_a_group_changes_nothing(folder):

@@ -127,6 +127,7 @@ FOLDERS = {
     "doctor": {"command_output", "errors", "io", "storage"},
     "checkpoint": {
         "collective",
+        "distinct",
         "errors",
         "formats.parsers",
         "io",
@@ -137,10 +138,11 @@ FOLDERS = {
         "torch_private",
         "warn",
     },
-    "collective": {"errors", "io", "torch_private"},
+    "collective": {"distinct", "errors", "io", "torch_private"},
     "data": {
         "collective",
         "decoders",
+        "distinct",
         "errors",
         "formats",
         "io",
@@ -151,10 +153,20 @@ FOLDERS = {
         "version",
         "warn",
     },
-    "data.batches": {"collective", "data.counts", "data.order", "decoders", "errors", "formats", "io", "storage"},
-    "data.order": {"data.ranks", "data.whole_numbers", "errors", "formats", "io", "storage"},
+    "data.batches": {
+        "collective",
+        "data.counts",
+        "data.order",
+        "decoders",
+        "distinct",
+        "errors",
+        "formats",
+        "io",
+        "storage",
+    },
+    "data.order": {"data.ranks", "data.whole_numbers", "distinct", "errors", "formats", "io", "storage"},
     "decoders": {"errors", "formats", "io"},
-    "formats": {"errors", "io.engine", "lazy", "progress_bars", "storage", "warn"},
+    "formats": {"distinct", "errors", "io.engine", "lazy", "progress_bars", "storage", "warn"},
     "formats.parsers": {"errors", "io.engine"},
     "top": {"command_output", "observe"},
     "cache": {"command_output", "formats.listing", "io.remote_access", "progress_bars", "storage"},
@@ -167,6 +179,7 @@ FOLDERS = {
     "torch_private": {"warn"},
     "lazy": set(),
     "version": set(),
+    "distinct": set(),
     "errors": set(),
     "warn": set(),
 }
@@ -340,6 +353,11 @@ def test_only_engine_py_imports_the_extension():
 def test_warnings_come_by_the_function_that_finds_the_callers_line():
     others = [path for path in PACKAGE.rglob("*.py") if "warnings.warn(" in path.read_text()]
     assert others == [PACKAGE / "warn.py"], "use gdsdata.warn.warn"
+
+
+def test_distinct_numbers_are_found_without_the_import_of_masked_arrays():
+    lines = [line for path in PACKAGE.rglob("*.py") for line in path.read_text().splitlines() if "np.unique(" in line]
+    assert all("return_" in line for line in lines), "use gdsdata.distinct.distinct"
 
 
 # --- private parts of torch -------------------------------------------------------------------------------------------

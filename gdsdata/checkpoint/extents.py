@@ -13,6 +13,7 @@ import torch
 from gdsdata.checkpoint.stored import Record, bytes_of, bytes_of_storage
 from gdsdata.checkpoint.tree import Path
 from gdsdata.checkpoint.urls import is_url
+from gdsdata.distinct import distinct
 from gdsdata.io import engine
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class SharedExtents:
 
     def read(self, parts: Parts) -> None:
         device = np.searchsorted(self._begins, parts.extent, "right") - 1
-        for number in np.unique(device).tolist():
+        for number in distinct(device).tolist():
             its = device == number
             which = parts.extent[its] - self._begins[number]
             self._reads[number](

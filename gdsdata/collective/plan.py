@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gdsdata.distinct import distinct
 from gdsdata.errors import CorruptData
 
 _MIB = 1 << 20
@@ -291,7 +292,7 @@ def _without_cut_records(placed: list[_Placed]) -> list[_Placed]:
 
 def _cuts(placed: Sequence[_Placed]) -> np.ndarray:
     """Return all places at which an extent that may be shared begins or ends, in order."""
-    return np.unique(np.concatenate([part[one.may_share] for one in placed for part in (one.begin, one.end)]))
+    return distinct(np.concatenate([part[one.may_share] for one in placed for part in (one.begin, one.end)]))
 
 
 def _segmented(placed: Sequence[_Placed]) -> tuple[np.ndarray, _Sets]:

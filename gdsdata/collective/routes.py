@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 import torch.distributed
 
+from gdsdata import torch_private
 from gdsdata.collective.agreement import Kind, Session
 from gdsdata.errors import BackendUnavailable
 from gdsdata.io import engine
@@ -118,15 +119,30 @@ class GpuRoute:
             distributed.P2POp(move, memory, agreement.ranks[rank], agreement.group) for move, (memory, rank) in moves
         ]
         with torch.cuda.device(self.device):
-            for work in distributed.batch_isend_irecv(operations):
-                work.wait()  # the current stream does; the processor goes on
-            self._note()
+            self._queue(distributed.batch_isend_irecv(operations))
+
+    def broadcast(self, memories: Sequence[Transfer]) -> None:
+        """Give memory of some ranks to all ranks of the group, which all make this call.
+
+        Args:
+            memories: memory without gaps, and the rank whose bytes it gets; alike on all ranks.
+
+        Raises: as `exchange`.
+        """
+        if memories:
+            with torch.cuda.device(self.device):
+                self._queue(torch_private.begin_broadcasts(memories, self._session.agreement.group))
 
     def settle(self) -> None:
         self._wait_for_all_but(_MOST_QUEUED)
 
     def finish(self) -> None:
         self._wait_for_all_but(0)
+
+    def _queue(self, works: Sequence[torch.distributed.Work]) -> None:
+        for work in works:
+            work.wait()  # the current stream does; the processor goes on
+        self._note()
 
     def _note(self) -> None:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -35,7 +35,7 @@ from gdsdata.collective.plan import (
     schedule_of,
 )
 from gdsdata.collective.reads import NoReader, Reader, ScheduledReads
-from gdsdata.collective.routes import CPU, GPU, CpuRoute, Route, Transfer
+from gdsdata.collective.routes import CPU, GPU, CpuRoute, GpuRoute, Route, Transfer
 from gdsdata.io.file_systems import is_on_network
 
 # A rank may be silent for so many times the engine's ``stall_timeout_s``: it opens files, makes
@@ -279,11 +279,12 @@ class _Work:
             if one.packed is not None and piece.reader == self._session.rank:
                 torch.cat(one.short, out=one.packed)
             moved.append(one)
-        hops = [hops_of(piece, self._nodes) for piece in pieces]
+        rest = self._without_broadcast(moved, way) if isinstance(way, GpuRoute) else moved
+        hops = [hops_of(one.piece, self._nodes) for one in rest]
         for phase in range(2):
             sends: list[Transfer] = []
             receives: list[Transfer] = []
-            for one, both in zip(moved, hops, strict=True):
+            for one, both in zip(rest, hops, strict=True):
                 for sender, receiver in both[phase]:
                     if sender == self._session.rank:
                         sends += [(memory, receiver) for memory in one.all()]
@@ -294,6 +295,15 @@ class _Work:
             if one.packed is not None and one.piece.reader != self._session.rank:
                 sizes = [part.nbytes for part in one.short]
                 torch_private.copy_each(one.short, list(torch.split(one.packed, sizes)))
+
+    def _without_broadcast(self, moved: Sequence[_Moved], way: GpuRoute) -> list[_Moved]:
+        """Broadcast what all ranks of the group want, and return the rest.
+
+        NCCL has the connections of a broadcast sooner than those of sends between two ranks.
+        """
+        for_all = [one for one in moved if len(one.piece.ranks) == self._session.count]
+        way.broadcast([(memory, one.piece.reader) for one in for_all for memory in one.all()])
+        return [one for one in moved if len(one.piece.ranks) < self._session.count]
 
     def _memory_of(self, piece: Piece, used: int) -> _Moved:
         memories = self._reader.memories(piece.parts)

@@ -28,6 +28,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from gdsdata.distinct import distinct
 from gdsdata.formats import caches
 from gdsdata.formats.catalog import FORMATS
 from gdsdata.formats.index import Format, SampleIndex
@@ -255,7 +256,7 @@ def _are_as_they_were(index: SampleIndex, folders: list[list], others: list[list
 def _have_no_version(index: SampleIndex, others: list[tuple]) -> bool:
     """Return whether an object was read whose server names no version."""
     versions = [mtime_ns for path, _, mtime_ns in others if is_remote(path)]
-    versions += np.unique(index.mtime_ns[_are_urls(index.paths)]).tolist()
+    versions += distinct(index.mtime_ns[_are_urls(index.paths)]).tolist()
     if not versions:
         return False
     from gdsdata.storage.objects import no_version

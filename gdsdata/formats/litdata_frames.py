@@ -20,6 +20,7 @@ from typing import BinaryIO, Protocol
 
 import numpy as np
 
+from gdsdata.distinct import distinct
 from gdsdata.formats.parsers.damage import damaged
 from gdsdata.formats.shards import Shard, missing_shards_named, table_size
 from gdsdata.storage.opened import open_file
@@ -157,7 +158,7 @@ def _sizes_of(heads: np.ndarray) -> np.ndarray:
     if (magic != _ZSTD_MAGIC).any():
         raise NotFramed(f"sample {int(np.argmax(magic != _ZSTD_MAGIC))} does not begin as zstd does")
     sizes = np.empty(len(heads), np.int64)
-    for form in np.unique(heads[:, 4]).tolist():
+    for form in distinct(heads[:, 4]).tolist():
         has_window, dictionary_bytes = not form >> 5 & 1, (0, 1, 2, 4)[form & 3]
         width = (0 if has_window else 1, 2, 4, 8)[form >> 6]
         rows, at = np.flatnonzero(heads[:, 4] == form), 5 + has_window + dictionary_bytes

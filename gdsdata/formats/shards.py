@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gdsdata.distinct import distinct
 from gdsdata.errors import CorruptData
 from gdsdata.formats.extents import Extents
 from gdsdata.formats.fields import Field, FieldIndex
@@ -222,7 +223,7 @@ def parse_arrays(
     # Heads of one form are read as one matrix; an axis takes up to 8 bytes, and there are up to 64
     # of them.
     form_of = (said.dtype_code << 13) | (said.axes << 5) | (said.big_endian << 4) | said.axis_bytes
-    for form in np.unique(form_of).tolist():
+    for form in distinct(form_of).tolist():
         rows = np.flatnonzero(form_of == form)
         dtype, axes, order, axis_bytes = array.dtypes[form >> 13], (form >> 5) & 0xFF, "<>"[form >> 4 & 1], form & 0xF
         sizes = heads[rows, said.axes_at : said.axes_at + axes * axis_bytes]

@@ -25,6 +25,7 @@ import numpy as np
 from gdsdata.data.order.lanes import lane_places
 from gdsdata.data.order.permutation import Permutation, epoch_key, mix, mixed, permuted
 from gdsdata.data.whole_numbers import whole_number
+from gdsdata.distinct import distinct
 
 _MOST_LANES = 8
 _MOST_GROUPS_A_WINDOW = 16
@@ -194,7 +195,7 @@ class RowGroupPermutation:
                 if low < high:  # the line's end and its beginning are neighbors
                     first_nth, end_nth = np.searchsorted(self._line_first, [low, high - 1], side="right")
                     found.append(self._order[first_nth - 1 : end_nth])
-        return np.unique(np.concatenate(found))
+        return distinct(np.concatenate(found))
 
     def _window_of(self, lane: np.ndarray, place: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the window of a place in a lane, and the window's begin and end there."""
