@@ -60,6 +60,9 @@ class DcpPeer(ReplicaPeer):
 
     kinds, path = ("dcp",), "read"
 
+    def open(self):
+        torch_dcp()
+
     def loaded(self, reader, **more):
         tensors = self.empty(torch.bfloat16)
         torch_dcp().load({"model": tensors}, storage_reader=reader, **more)
