@@ -6,6 +6,7 @@ import json
 import pickle
 import tarfile
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -241,6 +242,25 @@ def test_an_option_that_a_store_does_not_have_is_named(monkeypatch):
     monkeypatch.setattr("gdsdata.storage.settings._options_of", {})
     with pytest.raises(ValueError, match="nonsense"):
         records("s3://bucket-of-nobody/a.bin", storage_options={"nonsense": 1})
+
+
+@pytest.mark.parametrize(
+    ("bad", "named"),
+    [
+        ({"storage_options": {"endpoint": "http://localhost:1"}}, "endpoint"),
+        ({"storage_options": {"endpoint_url": "localhost:1"}}, "endpoint_url"),
+        ({"storage_options": {"region": "a"}, "cache": "a-file"}, "a-file"),
+    ],
+)
+def test_settings_that_are_refused_do_not_change_the_process(server, tmp_path, monkeypatch, bad, named):
+    monkeypatch.chdir(tmp_path)
+    Path("a-file").touch()
+    put_records(server)
+    before = stores._options.copy(), settings._folder_of_derived
+    with pytest.raises((ValueError, OSError), match=named):
+        records("s3://bucket/", **bad)
+    assert (stores._options, settings._folder_of_derived) == before
+    assert records("s3://bucket/").samples == 120
 
 
 def test_unpacked_shards_of_objects_lie_in_the_cache(folder, server, tmp_path):

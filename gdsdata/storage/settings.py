@@ -56,29 +56,32 @@ class RemoteSettings:
         """Return the settings for these URLs, with the environment's cache if none is named.
 
         Raises:
-            ValueError: a size that is none.
+            ValueError: a size that is none, or an option is wrong.
         """
-        schemes = tuple(sorted({location_of(url).scheme for url in urls if is_url(url)}))
+        locations = {location.scheme: location for location in map(location_of, filter(is_url, urls))}
         found = cache_folder(cache)
         size = None if cache_bytes is None else size_bytes_of(cache_bytes)
-        return cls(schemes, found, size, dict(options or {}))
+        if options:
+            for location in locations.values():
+                stores.check(location, options)
+        return cls(tuple(sorted(locations)), found, size, dict(options or {}))
 
     def take_effect(self) -> None:
         """Have this process reach objects so. It may be called again and again.
 
         Raises:
-            ValueError: an option is wrong.
+            IoError: the cache's folder cannot be used. Nothing has changed then.
         """
         global _folder_of_derived
+        if self.cache is not None:
+            if self.schemes:
+                remote_access.use_cache(self.cache, self.cache_bytes)
+            _folder_of_derived = os.path.join(self.cache, "derived")
         if self.options:
             for scheme in self.schemes:
                 if _options_of.get(scheme) != self.options:
                     stores.configure(scheme, **self.options)
                     _options_of[scheme] = self.options
-        if self.cache is not None:
-            _folder_of_derived = os.path.join(self.cache, "derived")
-            if self.schemes:
-                remote_access.use_cache(self.cache, self.cache_bytes)
 
     def __repr__(self) -> str:
         shown = {name: "..." if name in _SECRETS else value for name, value in self.options.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from typing import Any
 
 from gdsdata.storage.fork_safe import ForkSafeLock
@@ -41,6 +42,15 @@ def configure(scheme: str, **options: Any) -> None:
             del _stores[key]
 
 
+def check(location: Location, options: Mapping[str, Any]) -> None:
+    """Check the options of a store, and leave this process as it is.
+
+    Raises:
+        ValueError: one is wrong.
+    """
+    _made(location, options)
+
+
 def store_of(url: str) -> tuple[Store, Location]:
     """Return the store of an object's URL, and the object's location. A process keeps its stores.
 
@@ -51,6 +61,11 @@ def store_of(url: str) -> tuple[Store, Location]:
     place = location.scheme, location.bucket
     with _making:
         if place not in _stores:
-            module = importlib.import_module(f".{MODULES[location.scheme]}", __package__)
-            _stores[place] = module.make(location.bucket, location.scheme, _options.get(location.scheme, {}))
+            _stores[place] = _made(location, _options.get(location.scheme, {}))
         return _stores[place], location
+
+
+def _made(location: Location, options: Mapping[str, Any]) -> Store:
+    module = importlib.import_module(f".{MODULES[location.scheme]}", __package__)
+    store: Store = module.make(location.bucket, location.scheme, options)
+    return store
