@@ -159,6 +159,9 @@ def test_mistakes_in_an_images_settings_are_told_at_once():
     for mistake, named in (({"mode": "BGR"}, "BGR"), ({"resize": (0, 4)}, "height"), ({"resize": (4,)}, "height")):
         with pytest.raises(ValueError, match=named):
             Image(**mistake)
+    for mistake in (224, "big", (8.5, 8), (224, "x")):
+        with pytest.raises(TypeError, match=r"resize=.*: it is \(height, width\) in pixels, as in \(224, 224\)"):
+            Image(resize=mistake)
     for mistake in ("jpg", 7):
         with pytest.raises(ValueError, match=f"decode={mistake!r}"):
             decoders.decoder_of(mistake)

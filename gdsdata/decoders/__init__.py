@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import index as index_of
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -168,8 +169,15 @@ class Image:
     def __post_init__(self) -> None:
         if self.mode not in ("RGB", "GRAY"):
             raise ValueError(f'Image(mode={self.mode!r}): it is "RGB" or "GRAY"')
-        if self.resize is not None and (len(self.resize) != 2 or min(self.resize) < 1):
-            raise ValueError(f"Image(resize={self.resize!r}): it is (height, width) in pixels")
+        if self.resize is None:
+            return
+        refused = f"Image(resize={self.resize!r}): it is (height, width) in pixels, as in (224, 224)"
+        try:
+            sides = tuple(map(index_of, self.resize))
+        except TypeError:
+            raise TypeError(refused) from None
+        if len(sides) != 2 or min(sides) < 1:
+            raise ValueError(refused)
 
     def decode(
         self, samples: Sequence[torch.Tensor], device: torch.device, threads: Threads
