@@ -15,8 +15,9 @@ from helpers import arrays, assert_same_batches, grouped, write_records
 from torch.utils.data import DataLoader, Subset, random_split
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from gdsdata import EngineOptions, Fields, GDSDataset, Mix, Reading, Sharding, formats
+from gdsdata import EngineOptions, Fields, GDSDataset, Mix, Reading, Sharding, formats, read_tensor
 from gdsdata.data.order.lanes import Lanes
+from gdsdata.errors import BackendUnavailable
 from gdsdata.formats import Records
 from gdsdata.formats.extents import Extents
 from gdsdata.formats.fields import Field, FieldIndex
@@ -66,12 +67,28 @@ def as_it_is(batch):
         (dict(source=[b"a", 3]), "source=[b'a', 3] must be a path"),
         (dict(split=0.9), "split=0.9 must be two numbers, where the part begins and ends: (0, 0.9)"),
         (dict(split=("0", "1")), "split=('0', '1') must be two numbers"),
+        (dict(device=1.5), "device=1.5 must be a torch.device, or its name"),
+        (dict(report_every_s="60"), "report_every_s='60' must be a number of seconds, or None"),
+        (dict(report_every_s=True), "report_every_s=True must be a number of seconds, or None"),
     ],
 )
 def test_an_argument_of_another_type_is_refused_in_words(file, arguments, words):
     with pytest.raises(TypeError) as error:
         read(**{"file": file, **arguments}) if "source" not in arguments else GDSDataset(**grouped(arguments))
     assert words in str(error.value)
+
+
+@pytest.mark.parametrize("device", ["gpu", "CPU", ""])
+def test_a_device_that_torch_does_not_know_is_not_available(file, device):
+    for use in (lambda: read(file, device=device), lambda: read_tensor(file, torch.uint8, 4, device=device)):
+        with pytest.raises(BackendUnavailable, match=f"device='{device}' cannot be used here: torch knows no such"):
+            use()
+
+
+@pytest.mark.parametrize("interval", [-1, float("nan")])
+def test_a_report_is_not_printed_at_an_interval_that_is_none(file, interval):
+    with pytest.raises(ValueError, match=f"report_every_s={interval}: give 0 or more seconds"):
+        read(file, report_every_s=interval)
 
 
 OLD_SPELLINGS = [

@@ -103,6 +103,21 @@ def check_values(fields: Fields, reading: Reading, device: torch.device, on_erro
         raise ValueError(f"on_error={on_error!r} is none of 'raise', 'skip'")
 
 
+def check_interval(report_every_s: object) -> None:
+    """Refuse an interval that is none.
+
+    Raises:
+        TypeError: it is no number.
+        ValueError: it is negative or not a number (NaN).
+    """
+    if report_every_s is None:
+        return
+    if not isinstance(report_every_s, (int, float)) or isinstance(report_every_s, bool):
+        raise TypeError(f"report_every_s={shown(report_every_s)} must be a number of seconds, or None")
+    if not report_every_s >= 0:
+        raise ValueError(f"report_every_s={report_every_s}: give 0 or more seconds, or None")
+
+
 def remote_of(source: Source, reading: Reading) -> RemoteSettings | None:
     """Return how the objects of ``source`` are reached, as they are from now on.
 

@@ -165,6 +165,7 @@ class GDSDataset(BatchDataset):
         if old:
             raise TypeError(f"GDSDataset() got an unexpected keyword argument {next(iter(old))!r}")
         arguments.check_types(source, batch_size, format, seed, drop_last, transform, fields, reading)
+        arguments.check_interval(report_every_s)
         if device is None:
             device = "cuda" if torch.cuda.is_available() else "cpu"
         self.device = engine.resolved(device)

@@ -23,6 +23,7 @@ from gdsdata.io import (
     program_end,  # noqa: F401 (registers its exit handler first, so that it is called last)
 )
 from gdsdata.io.conversions import conversion_of, conversion_on
+from gdsdata.io.device_names import device_of
 from gdsdata.io.dlpack_types import DLPACK_TYPES
 from gdsdata.io.memory_budget import available_bytes, processes_here, share_bytes
 from gdsdata.io.options import EngineOptions, staging_for
@@ -242,9 +243,9 @@ def resolved(device: torch.device | str) -> torch.device:
     """Return the device with its index: "cuda" is the GPU that is current now.
 
     Raises:
-        BackendUnavailable: there is no such GPU.
+        BackendUnavailable: there is no such device.
     """
-    device = torch.device(device)
+    device = device_of(device)
     if device.type != "cuda":
         return device
     _initialise_cuda(device)
