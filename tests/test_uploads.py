@@ -112,6 +112,11 @@ def test_without_an_upload_a_handle_says_so(tmp_path):
     [
         ({"upload": "/a/folder"}, ValueError, "upload='/a/folder' is no URL of a store"),
         ({"upload": 3}, ValueError, "upload=3 is no URL"),
+        (
+            {"upload": "https://host/run"},
+            ValueError,
+            "upload='https://host/run' is of a web server, which is only read",
+        ),
         ({"upload_keep_last": 0}, ValueError, "upload_keep_last=0 must be 1 or more"),
         ({"upload_gb_per_s": 0}, ValueError, "upload_gb_per_s=0 must be more than 0"),
         ({"upload_gb_per_s": "1"}, TypeError, "give a number of GB/s"),

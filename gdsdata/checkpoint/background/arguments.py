@@ -113,6 +113,10 @@ def upload_url(upload: Any) -> str | None:
         return None
     if not isinstance(upload, str) or not is_url(upload):
         raise ValueError(f"upload={upload!r:.100} is no URL of a store: write it as 's3://bucket/run'")
+    if upload.startswith(("http://", "https://")):
+        raise ValueError(
+            f"upload={upload!r:.100} is of a web server, which is only read: upload to s3://, gs:// or az://"
+        )
     return upload
 
 
