@@ -277,7 +277,7 @@ def errors(folder):
         ("names", "SaveAborted", "value.b is 1 on rank 0, not there on ranks 1-3", None),
         ("shards", "SaveAborted", "value is part (0,) of a tensor of (8,)", None),
         ("division", "ValueError", "rank 0 has a group of ranks 0, 1, and rank 1 one of ranks 1-3", None),
-        ("none", "ValueError", "group='all'", None),
+        ("none", "ValueError", "replicas='all'", None),
         ("peers", "ValueError", "give one of them", None),
     ],
 )

@@ -72,12 +72,13 @@ class _Twin:
 _twins: weakref.WeakKeyDictionary[Any, _Twin] = weakref.WeakKeyDictionary()
 
 
-def group_of(group: Any) -> ProcessGroup | None:
-    """Return the process group that ``group=`` means.
+def group_of(group: Any, name: str = "group") -> ProcessGroup | None:
+    """Return the process group that an argument means.
 
     Args:
         group: a process group, a `DeviceMesh` of one dimension, ``"auto"`` (the default group, if
             there is one), or None.
+        name: of the argument, for errors.
 
     Returns:
         None: there are no other ranks.
@@ -90,19 +91,19 @@ def group_of(group: Any) -> ProcessGroup | None:
     distributed = torch.distributed
     if isinstance(group, str):
         if group != "auto":
-            raise ValueError(f'group={group!r}: give a process group, a DeviceMesh of one dimension, or "auto"')
+            raise ValueError(f'{name}={group!r}: give a process group, a DeviceMesh of one dimension, or "auto"')
         is_ready = distributed.is_available() and distributed.is_initialized()
         group = distributed.group.WORLD if is_ready else None
     elif hasattr(group, "get_group") and hasattr(group, "ndim"):  # a DeviceMesh, whose import takes time
         if group.ndim != 1:
-            raise ValueError(f'group= is a mesh of {group.ndim} dimensions: give one of them, as mesh["dp"]')
+            raise ValueError(f'{name}= is a mesh of {group.ndim} dimensions: give one of them, as mesh["dp"]')
         group = group.get_group()
     if group is None:
         return None
     if group == distributed.GroupMember.NON_GROUP_MEMBER:
-        raise ValueError("group=: this process is no rank of the group, so it must not make this call")
+        raise ValueError(f"{name}=: this process is no rank of the group, so it must not make this call")
     if not isinstance(group, distributed.ProcessGroup):
-        raise ValueError(f'group={group!r}: give a process group, a DeviceMesh of one dimension, or "auto"')
+        raise ValueError(f'{name}={group!r}: give a process group, a DeviceMesh of one dimension, or "auto"')
     return group if group.size() > 1 else None
 
 

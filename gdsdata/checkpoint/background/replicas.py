@@ -48,7 +48,7 @@ class Replicas:
 
     def __init__(self, ranks: Ranks, group: Any) -> None:
         self._ranks = ranks
-        self._group = ranks.mine(lambda: group_of(group))
+        self._group = ranks.mine(lambda: group_of(group, "replicas"))
         own = ranks.members[ranks.rank]
         mine = [own] if self._group is None else torch.distributed.get_process_group_ranks(self._group)
         self._members = ranks.each(lambda: tuple(sorted(mine)))  # of the groups of all ranks
