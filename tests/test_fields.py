@@ -306,7 +306,7 @@ def test_a_field_that_a_sample_lacks_is_said_to_be_missing(tmp_path):
             member.size = 1
             tar.addfile(member, io.BytesIO(b"1"))
     found = GDSDataset(tmp_path / "a.tar", 2, shuffle=False, device="cpu", fields=Fields(decode={"cls": "cls"}))
-    said = r"a.tar: the sample at offset 2560 has no field 'cls', .* Write the field, .*collate="
+    said = r"a.tar: the sample at offset 2560 has no field 'cls', .* Write the field, .*Fields\(collate="
     with pytest.raises(CorruptData, match=said) as raised:
         next(iter(found))
     assert (raised.value.offset, raised.value.length) == (2560, 0)

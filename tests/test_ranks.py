@@ -98,7 +98,7 @@ def test_an_environment_that_says_half_or_nonsense_is_refused(monkeypatch, said,
     with pytest.raises(ValueError) as error:
         found(monkeypatch, said)
     assert words in str(error.value)
-    assert "Set RANK and WORLD_SIZE, pass rank= and world_size=, or call init_process_group()" in str(error.value)
+    assert "pass sharding=gdsdata.Sharding(rank=..., world_size=...), or call init_process_group()" in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,10 @@ class Words(NamedTuple):
 
 
 OF_A_LOAD = Words(
-    "into", "strict=False takes those in both", "dtype= allows a cast to its dtype", ", or load it without into="
+    "into",
+    "strict=False takes those in both",
+    "the shapes must be equal, and dtype= allows a cast to its dtype",
+    ", or load it without into=",
 )
 
 

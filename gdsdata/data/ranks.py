@@ -21,7 +21,10 @@ from gdsdata.warn import warn
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-_REMEDY = "Set RANK and WORLD_SIZE, pass rank= and world_size=, or call init_process_group() before iterating."
+_REMEDY = (
+    "Set RANK and WORLD_SIZE, pass sharding=gdsdata.Sharding(rank=..., world_size=...), or call init_process_group() "
+    "before iterating."
+)
 # SLURM names an allocation so if it was asked for without a script.
 _INTERACTIVE_JOBS = ("bash", "interactive")
 
@@ -164,9 +167,9 @@ def _changed(before: Share, now: Share) -> RuntimeError:
     return RuntimeError(
         f"when this epoch's data set was iterated, or its len() asked for, this process was rank {before.rank} of "
         f"{before.world_size}, and now it is rank {now.rank} of {now.world_size}. The ranks of an epoch do not change. "
-        "Call init_process_group() before len() and iteration, or pass rank= and world_size=. Lightning's fit() makes "
-        "the ranks: there, make the data set in train_dataloader(). Another epoch (set_epoch) begins with the ranks of "
-        "that moment."
+        "Call init_process_group() before len() and iteration, or pass sharding=gdsdata.Sharding(rank=..., "
+        "world_size=...). Lightning's fit() makes the ranks: there, make the data set in train_dataloader(). Another "
+        "epoch (set_epoch) begins with the ranks of that moment."
     )
 
 
@@ -251,7 +254,7 @@ def _of_slurm() -> Share | None:
         _warn_once(
             f"gdsdata: SLURM's allocation is for {tasks} tasks, but srun did not start this process (SLURM_STEP_ID is "
             "not set, or the job is interactive), so it reads all of the data, as one process. If it is one of several "
-            "ranks, start them with srun; else pass rank=0, world_size=1."
+            "ranks, start them with srun; else pass sharding=gdsdata.Sharding(rank=0, world_size=1)."
         )
         return None
     return _checked("SLURM_PROCID", size_name)

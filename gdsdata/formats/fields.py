@@ -83,7 +83,7 @@ class FieldIndex(SampleIndex):
             begin = min(begins[lengths >= 0].tolist(), default=0)
             message = (
                 f"{path}: the sample at offset {begin} has no field {name!r}, and an empty one {reason}. Write the "
-                f'field, pass on_error="skip", or pass collate=, which gets samples with the fields that they have'
+                f'field, pass on_error="skip", or Fields(collate=...), which gets samples with the fields they have'
             )
             return CorruptData(message, path, begin, 0)
         return CorruptData(f"{path}: field {name!r} of {length} bytes at offset {begin} {reason}", path, begin, length)
