@@ -92,8 +92,8 @@ class GDSDataset(BatchDataset):
       of its own.
     - ``"lanes"``: a new order in which samples come from some hundreds of pieces of 1 MiB at a
       time (`gdsdata.data.order.lanes`). Each piece is one large read, for storage that is slow at
-      small ones. Pieces take up to 1 GiB of host memory, and as much again for those read ahead; W
-      ranks share that. Each worker of a DataLoader reads all of them. A `Lanes` has its own
+      small ones. Pieces take up to 1.2 GiB of host memory, and as much again for those read ahead;
+      W ranks share that. Each worker of a DataLoader reads all of them. A `Lanes` has its own
       numbers.
     - ``"auto"``: one of these two, by the size of a sample and a short measurement. For objects
       on servers it is ``"lanes"``, if any of them has two samples.

@@ -98,8 +98,9 @@ class Reading(NamedTuple):
             Else the path of a folder. None: every start indexes all files. An index of URLs is kept
             however fast it was made, and used while a list has the same sizes and versions.
         cache: a folder on a local disk, where the bytes of objects (URLs) are kept for the next
-            epoch, for other ranks and for other runs. None: the environment's GDSDATA_CACHE, and
-            without that nothing is kept. Local files are never cached.
+            epoch, for other ranks and for other runs. A process has one cache, the one that was
+            named last. None: that one, or else the environment's GDSDATA_CACHE, and without both
+            nothing is kept. Local files are never cached.
         cache_bytes: the most that the cache may take: a number, or as in ``"500GiB"``. None: the
             bound that the cache has already, or its default.
         storage_options: of the store of the URLs, in place of the environment: ``endpoint_url``,
