@@ -95,3 +95,9 @@ def test_what_no_format_recognises_names_the_path(tmp_path):
     with pytest.raises(IoError, match="Too many levels") as caught:
         recognise([str(path)])
     assert caught.value.path == str(path)
+
+
+@pytest.mark.parametrize(("paths", "error", "words"), [("a.npy", TypeError, "is one path"), ([], ValueError, "empty")])
+def test_what_is_no_list_of_paths_is_not_recognised(paths, error, words):
+    with pytest.raises(error, match=words):
+        recognise(paths)

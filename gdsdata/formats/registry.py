@@ -139,10 +139,15 @@ def recognise(paths: Sequence[str]) -> Format:
     """Return the format of ``paths``, by the magic of an index or else of the first.
 
     Raises:
-        ValueError: no format has its magic. Bare tokens and records cannot be recognized by their
-            bytes.
+        TypeError: it is one path, and no list of paths.
+        ValueError: there are no paths, or no format has its magic. Bare tokens and records cannot
+            be recognized by their bytes.
         FileNotFoundError, IoError: the file is not available.
     """
+    if isinstance(paths, str):
+        raise TypeError(f"paths={paths!r} is one path: give a list, as [{paths!r}]")
+    if not paths:
+        raise ValueError("paths is empty: name at least one file")
     joined = "\0".join(paths)  # one search in all names: 0.1 s for a million, which take 0.7 s one by one
     if any(name in joined for name in magics.BESIDE_DATA):
         paths = list(itertools.filterfalse(magics.is_beside_data, paths)) or paths
