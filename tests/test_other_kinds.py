@@ -187,3 +187,23 @@ def test_a_file_with_the_name_of_a_tables_log_is_no_log(tmp_path):
     pq.write_table(pa.table({"x": [1, 2]}), tmp_path / "0.parquet")
     (tmp_path / ".hoodie").write_text("")
     assert len(gdsdata.GDSDataset(tmp_path, 2, device="cpu", shuffle=False)) == 1
+
+
+@pytest.mark.parametrize("stray", ["0.txt", "notes.txt", "labels.csv"])
+def test_a_file_of_another_kind_in_a_folder_of_data_is_not_called_damaged(tmp_path, stray):
+    for i in range(1, 3):
+        np.save(tmp_path / f"{i}.npy", np.zeros(3))
+    (tmp_path / stray).write_text("of mine")
+    with pytest.raises(ValueError, match=r"is no data, and 1.npy beside it is npy: .* as in .*\*.npy") as caught:
+        gdsdata.GDSDataset(tmp_path, 2, device="cpu")
+    assert str(tmp_path / stray) in str(caught.value) and not isinstance(caught.value, CorruptData)
+    assert len(gdsdata.GDSDataset(f"{tmp_path}/*.npy", 2, device="cpu")) == 1
+
+
+@pytest.mark.parametrize("name", ["a.npy", "a.npy-{}-of-00002"])
+def test_a_damaged_file_beside_sound_ones_of_its_kind_is_called_damaged(tmp_path, name):
+    with open(tmp_path / f"0{name.format('00000')}", "wb") as file:
+        np.save(file, np.zeros(3))
+    (tmp_path / f"1{name.format('00001')}").write_text("of mine")
+    with pytest.raises(CorruptData, match="its npy header"):
+        gdsdata.GDSDataset(tmp_path, 2, device="cpu")

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from gdsdata.errors import CorruptData
 from gdsdata.formats.index import Format, SampleIndex
 from gdsdata.formats.kept_index import WORTH_S, KeptIndex, is_kept_format
 from gdsdata.formats.listing import Listing, Source, listing_of, sources_of
@@ -114,8 +115,15 @@ class Indexing:
             on_format(format, paths[0])
         left_out = 0
         if self._skipped is None:
-            with bar("indexing", unit="files"):
-                index = format.index(paths)
+            try:
+                with bar("indexing", unit="files"):
+                    index = format.index(paths)
+            except CorruptData as error:
+                if self._format is None:
+                    from gdsdata.formats.registry import refuse_another_kind
+
+                    refuse_another_kind(error.path, paths)
+                raise
         else:
             from gdsdata.data.batches.sound_files import index_sound
 

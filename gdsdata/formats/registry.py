@@ -96,6 +96,24 @@ def _refuse_no_data(paths: Sequence[str]) -> NoReturn:
     )
 
 
+def refuse_another_kind(path: str, paths: Sequence[str]) -> None:
+    """Refuse a file whose name and bytes are of another kind than those of the first file.
+
+    Args:
+        path: of a file that the format of the first file calls damaged.
+        paths: all files.
+
+    Raises:
+        ValueError: says what to do.
+    """
+    ending = os.path.splitext(path)[1]
+    if not ending[1:].isalpha() or ending == os.path.splitext(paths[0])[1] or any(map(_tells, paths)):
+        return  # it may be data: a.tfrecord-00001-of-00002, or a shard of an index
+    (head,), _, _ = read_heads([path], HEAD_BYTES)
+    if not any(known.recognises(head, path) for known in _recognisers):
+        _refuse_another_kind(head, path, paths)
+
+
 def _refuse_another_kind(head: bytes, path: str, paths: Sequence[str]) -> None:
     """Refuse a file of a kind that is known and not read, or beside files that are.
 
