@@ -1,5 +1,6 @@
 """An epoch ends after its last batch, in any kind of loop, and the next one has another order."""
 
+import functools
 import itertools
 import json
 import os
@@ -356,6 +357,33 @@ def test_workers_that_read_ahead_do_not_undo_set_epoch(tmp_path, persistent):
     first, second = in_new_process(epochs_after_set_epoch, tmp_path, persistent)
     dataset = read(tmp_path)
     for epoch, found in ((5, first), (6, second)):
+        dataset.set_epoch(epoch)
+        assert_same_batches(found, by_for(dataset))
+
+
+def epochs_around_set_epoch(folder: Path, method: str) -> list[list[np.ndarray]]:
+    """Return an epoch in which set_epoch(5) comes before a worker begins, and two more."""
+    gate = folder / "gate"
+    late = functools.partial(wait_in_second_worker, gate)
+    batches = DataLoader(
+        read(folder), batch_size=None, num_workers=2, multiprocessing_context=method, worker_init_fn=late
+    )
+    iterator = iter(batches)
+    first = next(iterator).numpy().copy()
+    batches.dataset.set_epoch(5)
+    gate.touch()
+    return [[first, *by_for(iterator)], by_for(batches), by_for(batches)]
+
+
+def wait_in_second_worker(gate: Path, worker: int) -> None:
+    while worker == 1 and not gate.exists():
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_worker_that_begins_behind_set_epoch_reads_the_epoch_of_its_iterator(tmp_path, method):
+    dataset = read(tmp_path)
+    for epoch, found in zip((0, 5, 6), in_new_process(epochs_around_set_epoch, tmp_path, method), strict=True):
         dataset.set_epoch(epoch)
         assert_same_batches(found, by_for(dataset))
 

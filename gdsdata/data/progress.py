@@ -123,6 +123,7 @@ class Progress:
         self._set_in: int | None = None  # the process that asked for the position, if no iterator has begun there yet
         self._loaded_step: int | list[int] | None = None
         self._newest: Begun | None = None
+        self._at_start: tuple[int, int] | None = None  # `_epoch_and_moves` when a worker was started, until it begins
 
     def _rows(self) -> np.ndarray:
         return _numbers_in(self._shared_rows())
@@ -157,7 +158,7 @@ class Progress:
     @property
     def epoch(self) -> int:
         """The epoch of the next iterator."""
-        return int(self._rows()[_EPOCHS].min())
+        return _epoch_and_moves(self._rows())[0]
 
     def _set(self, row: int, value: int) -> None:
         worker = get_worker_info()
@@ -188,6 +189,7 @@ class Progress:
         self._set(_EPOCHS, position.epoch)
         self._set(_BATCHES, 0)
         self._position, self._set_in, self._loaded_step, self._newest = position, os.getpid(), None, None
+        self._at_start = None
 
     def state(self) -> dict[str, int]:
         """Return the state that `load` takes.
@@ -236,7 +238,9 @@ class Progress:
             ValueError: it would go on from a state of another ``step``, in the middle of an epoch
                 with another number of workers, or in a worker behind a loop that was broken off.
         """
-        worker, position, epoch = get_worker_info(), self._position, self.epoch
+        worker, position, rows = get_worker_info(), self._position, self._rows()
+        now = _epoch_and_moves(rows)
+        epoch, moves = (worker and self._at_start) or now
         workers = worker.num_workers if worker else 0
         if worker and self._on_break == "continue":
             raise ValueError(
@@ -261,15 +265,18 @@ class Progress:
                     f"the state was taken with num_workers={position.workers} and cannot be resumed with {workers}, "
                     "because each worker counts its own batches"
                 )
-        if self._set_in is None and self._on_break is None and self._is_broken_off(epoch):
+        has_moved = moves != now[1]
+        if self._set_in is None and self._on_break is None and not has_moved and self._is_broken_off(epoch):
             self._warn_of_a_restart(epoch, epoch_batches)
-        self._set_in, self._position = None, _Position(epoch, start, workers)
+        self._set_in, self._position, self._at_start = None, _Position(epoch, start, workers), None
         numbers = range(worker.id if worker else 0, epoch_batches, max(workers, 1))[start:]
-        # A share that a broken-off loop had read to its end is open again; an empty one is over.
-        self._set(_EPOCHS, epoch if numbers else epoch + 1)
-        self._set(_BATCHES, 0)
-        self._rows()[_NOTES, _IS_IN_WORKERS] = worker is not None
-        self._newest = Begun(epoch, start, numbers, workers, int(self._rows()[_NOTES, _MOVES]))
+        if not has_moved:
+            # A share that a broken-off loop had read to its end is open again. An empty one is
+            # over.
+            self._set(_EPOCHS, epoch if numbers else epoch + 1)
+            self._set(_BATCHES, 0)
+            rows[_NOTES, _IS_IN_WORKERS] = worker is not None
+        self._newest = Begun(epoch, start, numbers, workers, moves)
         return self._newest
 
     def _is_broken_off(self, epoch: int) -> bool:
@@ -322,7 +329,7 @@ class Progress:
         rows: Any = self._shared_rows()
         if get_spawning_popen() is None:  # Torch pickles storages for processes alone that are spawned.
             rows = _numbers_in(rows)
-        return {**self.__dict__, "_rows_of": {os.getpid(): rows}}
+        return {**self.__dict__, "_rows_of": {os.getpid(): rows}, "_at_start": _epoch_and_moves(self._rows())}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -346,6 +353,11 @@ def _numbers_in(rows: torch.UntypedStorage) -> np.ndarray:
     As a tensor, with torch's first operations, they would cost a start 0.5 ms more.
     """
     return np.asarray(_RowsMemory(rows))
+
+
+def _epoch_and_moves(rows: np.ndarray) -> tuple[int, int]:
+    """Return the epoch of the next iterator, and how often the place was set, as rows say it."""
+    return int(rows[_EPOCHS].min()), int(rows[_NOTES, _MOVES])
 
 
 class _RowsMemory:
@@ -387,7 +399,9 @@ def _drop_rows_of_child() -> None:
 
 def _become_of_parent() -> None:
     for progress in list(_living):
-        progress._become_of(os.getppid(), _for_child.rows.get(progress))
+        own_rows = _for_child.rows.get(progress)
+        progress._become_of(os.getppid(), own_rows)
+        progress._at_start = None if own_rows is None else _epoch_and_moves(_numbers_in(own_rows))
     _drop_rows_of_child()
 
 
