@@ -188,6 +188,7 @@ class Iteration:
             self._piece_memory_bytes = max(self._piece_memory_bytes, pieces.memory_bytes)
             self._pieces_s += pieces.waited_s
         self._samples.source.warn_of_fallbacks()
+        self._samples.forget_changed()
 
     def report(self) -> Report:
         """Return `GDSDataset.report`."""

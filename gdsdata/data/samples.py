@@ -103,6 +103,15 @@ class Samples:
         self._index = None
         self._indexing.forget()
 
+    def forget_changed(self) -> None:
+        """Index the files again if samples were left out because a file has changed.
+
+        Not with several ranks or workers: they would have different indices.
+        """
+        skipped, is_alone = self.settings.skipped, self.share.world_size == 1 and get_worker_info() is None
+        if skipped is not None and skipped.has_changed_files and is_alone and self._peers is None:
+            self.forget_index()
+
     @property
     def step_samples(self) -> int:
         """Samples in a step of all ranks."""

@@ -9,21 +9,32 @@ from gdsdata.errors import CorruptData, IoError
 from gdsdata.io.engine import warn_once
 
 _MOST_NAMED = 100
+# Ends the errors of files and objects that are not as they were indexed (csrc/base/file.cpp,
+# csrc/backend/range_verdict.cpp).
+_INDEX_ANEW = "iterate again to index it anew"
 
 Read = TypeVar("Read")
 
 
 class Skipped:
-    """Counts the files and samples that are left out, and names the first 100."""
+    """Counts the files and samples that are left out, and names the first 100.
+
+    Attributes:
+        has_changed_files: samples were left out because their file is not as it was indexed.
+    """
 
     def __init__(self) -> None:
+        self.has_changed_files = False
         self._files: Sequence[CorruptData] = ()
         self._samples = 0
         self._named: dict[tuple[str, int], str] = {}  # of samples; one that is met again each epoch once
 
     def leave_out_files(self, refusals: Sequence[CorruptData], files: int) -> None:
-        """Note why some of the ``files`` are left out. Replaces earlier notes of files."""
-        self._files = refusals
+        """Note why some of the ``files`` are left out, when they are indexed.
+
+        Replaces earlier notes of files.
+        """
+        self._files, self.has_changed_files = refusals, False
         if refusals:
             warn_once(
                 f'{len(refusals)} of {files} files are left out (on_error="skip"; stats()["skipped"] names them), the '
@@ -37,6 +48,7 @@ class Skipped:
                 f'a sample is left out (on_error="skip"; stats()["skipped"] counts it and those to come): {error}'
             )
         self._samples += 1
+        self.has_changed_files |= _INDEX_ANEW in str(error)
         if len(self._named) < _MOST_NAMED:
             self._named.setdefault((error.path, error.offset), str(error))
 
