@@ -18,6 +18,8 @@ _DESCRIPTION = """Show what the processes of this user that read and save with g
 GDSDATA_TOP=1 in their environment. Exit status: 0; 1 if no such process was found (--once, --json), or the page could
 not be served; 2 for a wrong argument, or a report that cannot be written."""
 
+_MOST_EVERY_S = 86400
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Do what the arguments say, and return the exit status."""
@@ -32,8 +34,8 @@ def main(arguments: list[str] | None = None) -> int:
         "--allow-remote", action="store_true", help="let --serve have an address that other machines reach"
     )
     given = parser.parse_args(arguments)
-    if not given.every > 0:
-        parser.error(f"--every {given.every:g} must be more than 0")
+    if not 0 < given.every <= _MOST_EVERY_S:
+        parser.error(f"--every {given.every:g} must be more than 0, and at most {_MOST_EVERY_S} (a day)")
     if given.allow_remote and not given.serve:
         parser.error("--allow-remote is for --serve")
     sampler = Sampler(functools.partial(client.ask, given.pid), min(0.5, given.every / 2), given.pid)
