@@ -44,6 +44,12 @@ def test_the_last_batch_of_an_epoch_ends_an_accumulation(read, accelerator, mixe
         assert [at for at, is_synced in enumerate(synced, 1) if is_synced] == [4, 8, 12, 13]
 
 
+def test_accelerate_takes_a_loader_that_is_prepared_as_it_is(read, accelerator):
+    data = prepare(accelerator, read())
+    assert accelerator.prepare(data) is data and accelerator.prepare_data_loader(data) is data
+    assert len(list(data)) == 13
+
+
 @pytest.mark.parametrize("is_resumed", [False, True])
 def test_skip_first_batches_continues_behind_them_with_or_without_a_state(read, accelerator, is_resumed):
     data = prepare(accelerator, read())

@@ -68,6 +68,7 @@ class Loader(DataLoaderStateMixin):  # type: ignore[misc]  # accelerate declares
     """
 
     batch_size, drop_last, prefetch_factor = None, False, None
+    _is_accelerate_prepared = True  # `prepare_data_loader` returns it as it is
 
     def __init__(self, accelerator: Accelerator, dataset: BatchDataset) -> None:
         self.dataset = _Resumed(dataset)
