@@ -61,6 +61,16 @@ def test_skip_first_batches_continues_behind_them_with_or_without_a_state(read, 
     assert [numbers(batch) for batch in data] == second
 
 
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.filterwarnings("ignore:gdsdata")
+def test_skip_first_batches_skips_those_of_an_epoch_that_was_broken_off_and_begins_again(read, accelerator, mixed):
+    made = (lambda: Mix([read()])) if mixed else read
+    whole, data = list(map(numbers, made())), prepare(accelerator, made())
+    for _, _ in zip(range(5), data, strict=False):
+        pass
+    assert [numbers(batch) for batch in accelerator.skip_first_batches(data, 3)] == whole[3:]
+
+
 def test_a_state_goes_through_the_hooks_with_its_safetensors(tmp_path, accelerator, monkeypatch):
     called = note_calls(monkeypatch, installed, "save_file", "load_file")
     plain = torch.nn.Linear(20, 30)

@@ -123,6 +123,7 @@ class _Resumed(IterableDataset[Any]):
         return getattr(self._batches, "samples", len(self._batches))
 
     def __iter__(self) -> Iterator[Any]:
+        batches = iter(self._batches)  # first: it may begin an epoch again that was broken off
         for _ in range(self._batches.state_dict()["batches"]):
             yield None
-        yield from self._batches
+        yield from batches
