@@ -640,6 +640,8 @@ def test_own_path_is_read_and_recognised(tmp_path, capsys):
         ("device.name=gpu", "device.name=gpu: use cpu, cuda or cuda:N"),
         ("device.name=cuda:99", "gdsdata.bench: device.name=cuda:99: "),
         ("engine.workers=-1", "gdsdata.bench: EngineOptions(workers=-1) must not be negative"),
+        ("engine.backend=nope", "gdsdata.bench: engine.backend=nope: use auto or uring or posix or cufile"),
+        ("engine.direct=nope", "gdsdata.bench: engine.direct=nope: use auto or always or never"),
         ("data.path=/nowhere/*.bin", "data.path=/nowhere/*.bin: no such file there"),
     ],
 )

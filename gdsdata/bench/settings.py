@@ -85,7 +85,9 @@ def check(settings):
         raise ValueError(f"data.shape={list(data.shape)}: every side must be 1 or more")
     case.check_all(data)
     device.check(settings.device.name)
-    EngineOptions(**settings.engine or {})  # refuses numbers that are negative
+    options = EngineOptions(**settings.engine or {})  # refuses numbers that are negative
+    one_of("engine.backend", options.backend, ["auto", "uring", "posix", "cufile"])
+    one_of("engine.direct", options.direct, ["auto", "always", "never"])
     return settings
 
 
