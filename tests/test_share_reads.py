@@ -1,6 +1,7 @@
 """`Sharding(share_reads=True)`: peers read a part of each batch, and have the same batches."""
 
 import ast
+import contextlib
 import gc
 import io
 import itertools
@@ -8,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -28,7 +30,7 @@ from torch.utils.data import DataLoader
 
 from gdsdata import EngineOptions, Fields, GDSDataset, Lanes, Mix, Reading, Sharding
 from gdsdata.collective import peers as peers_module
-from gdsdata.data.batches import shared
+from gdsdata.data.batches import shared, shared_parts
 from gdsdata.decoders import Image
 from gdsdata.formats import Npy, Records, Tar
 
@@ -326,6 +328,7 @@ def leaves(rank, folder):
         dist.barrier()
     with mock.patch.object(peers_module, "timeout_of_group", lambda group: timedelta(seconds=10)):
         found["then together"] = error_of(lambda: batches.append(epoch_of(never_begun))), batches[-1] == expected
+    found["then again"] = [epoch_after_interrupts(rank, never_begun, expected) for _ in range(2)]
     iterator = iter(dataset)
     with mock.patch.object(peers_module, "timeout_of_group", lambda group: timedelta(seconds=4)):
         next(iterator)
@@ -333,6 +336,29 @@ def leaves(rank, folder):
             found["silent later"] = error_of(lambda: list(iterator))
         dist.barrier()
     return found
+
+
+def epoch_after_interrupts(rank, dataset, expected):
+    """Interrupt rank 0 twice before the others begin, and have all read an epoch.
+
+    Returns its error, and whether its batches are right.
+    """
+    if rank == 0:
+        interrupt = mock.Mock(side_effect=KeyboardInterrupt)
+        with (
+            mock.patch.object(shared_parts, "_NOTIFY_S", 0.2),
+            mock.patch.object(shared_parts.PartsAhead, "take", interrupt),
+        ):
+            for _ in range(2):  # the second time while the first meeting is being given up
+                with contextlib.suppress(KeyboardInterrupt):
+                    next(iter(dataset))
+            for thread in [one for one in threading.enumerate() if one.name == "gdsdata-share"]:
+                thread.join()
+    dist.barrier()
+    dataset.set_epoch(0)
+    batches = []
+    with mock.patch.object(peers_module, "timeout_of_group", lambda group: timedelta(seconds=10)):
+        return error_of(lambda: batches.extend(epoch_of(dataset))), batches == expected
 
 
 def forked(rank, folder):
@@ -471,6 +497,10 @@ def test_a_silent_peer_is_an_error_within_the_timeout_of_the_process_group(misus
 
 def test_an_epoch_that_one_peer_began_alone_is_read_when_all_begin_it(misused):
     assert [found["leaves"]["then together"] for found in misused] == [(None, True)] * 2
+
+
+def test_an_epoch_that_one_peer_broke_off_before_the_others_began_is_read_when_all_begin_it(misused):
+    assert [found["leaves"]["then again"] for found in misused] == [[(None, True)] * 2] * 2
 
 
 def test_what_cannot_be_gathered_is_refused_with_a_remedy(misused):

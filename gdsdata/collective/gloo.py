@@ -80,7 +80,8 @@ def gloo_group(
     Raises:
         NotBegun: a rank does not come in time.
         RuntimeError: the store is gone or does not answer, or the ranks cannot connect.
-        EngineClosed: the group is not wanted any more.
+        EngineClosed: the group is not wanted any more. It is caused by `NotBegun` if a rank had not
+            come yet.
     """
     making = _Making(group, name, rank, count, timeout, is_only)
     threading.Thread(target=making.run, name="gdsdata-connect", daemon=True).start()
@@ -89,7 +90,7 @@ def gloo_group(
             with contextlib.suppress(NotDone):
                 return making.made.result(_LOOK_S)
             if is_wanted is not None and not is_wanted():
-                raise EngineClosed(ITERATOR_CLOSED)
+                raise EngineClosed(ITERATOR_CLOSED) from making.given_up()
             if time.monotonic() > making.until + _ANSWER_S:
                 raise RuntimeError("the store of the process group does not answer: its host has ended or hangs")
     finally:
@@ -120,6 +121,13 @@ class _Making:
             self.made.set_result(self._make())
         except BaseException as error:
             self.made.set_exception(error)
+
+    def given_up(self) -> BaseException | None:
+        """End the wait for the others, and return the error; None: they have come, or may have."""
+        self.is_wanted = False
+        with contextlib.suppress(NotDone):
+            return self.made.exception(_ANSWER_S)
+        return None
 
     def _make(self) -> Any:
         store = torch.distributed.PrefixStore(self._name, store_of(self._of_program))
@@ -158,7 +166,7 @@ class _Making:
                 return number
             number = max(number, *found)
             if not self.is_wanted:
-                raise EngineClosed(ITERATOR_CLOSED)
+                raise NotBegun("the wait for them was given up before all of them had begun")
             if time.monotonic() > self.until:
                 raise NotBegun(f"after {self._timeout.total_seconds():g} s not all of them had begun")
             time.sleep(pause_s)

@@ -57,6 +57,7 @@ class Peers:
         digest = hashlib.blake2b(repr(self.ranks).encode(), digest_size=16).hexdigest()  # of thousands of ranks
         self._name = f"gdsdata/peers/{digest}/{number}"
         self._meetings = 0
+        self._in_vain: set[str] = set()  # names of meetings that the others have not begun
 
     def meet(self, is_wanted: Callable[[], bool], timeout: timedelta | None = None) -> Meeting:
         """Return a meeting. It begins when it is first used.
@@ -69,8 +70,16 @@ class Peers:
         return Meeting(self, self._name_of_last, is_wanted, timeout)
 
     def take_back(self, meeting: Meeting) -> None:
-        """Do not count a meeting that the others have not begun: their next one is their first."""
-        if meeting.name == self._name_of_last:
+        """Do not count a meeting that the others have not begun: their next one is their first.
+
+        It counts as long as there is a later one that may still begin.
+        """
+        if meeting.is_taken_back:
+            return
+        meeting.is_taken_back = True
+        self._in_vain.add(meeting.name)
+        while self._name_of_last in self._in_vain:
+            self._in_vain.remove(self._name_of_last)
             self._meetings -= 1
 
     @property
@@ -134,12 +143,16 @@ class Meeting:
         peers: that meet.
         name: of the meeting, the same for all of them.
         is_wanted, timeout: as of `Peers.meet`.
+
+    Attributes:
+        is_taken_back: it never began, and another one may have its name by now.
     """
 
     def __init__(
         self, peers: Peers, name: str, is_wanted: Callable[[], bool], timeout: timedelta | None = None
     ) -> None:
         self.peers, self.name, self._is_wanted, self._timeout = peers, name, is_wanted, timeout
+        self.is_taken_back = False
         self._group: Any = None
         self._is_idle = True  # no exchange is under way
 
@@ -205,10 +218,12 @@ class Meeting:
             break_off(group)
 
     def _all(self, mine: torch.Tensor) -> torch.Tensor:
+        if self.is_taken_back:
+            raise EngineClosed(ITERATOR_CLOSED)
         if self._group is None:
             try:
                 self._group = _gloo_group(self.peers, self.name, self._is_wanted, self._timeout)
-            except RankLost as error:
+            except (EngineClosed, RankLost) as error:
                 if isinstance(error.__cause__, NotBegun):
                     self.peers.take_back(self)
                 raise
