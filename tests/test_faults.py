@@ -502,11 +502,14 @@ def test_direct_never_asks_for_no_o_direct_and_warns_of_nothing(refusing):
 # -------------------------------------------------------------------------------------------- io_uring is refused
 
 
-def forbid_io_uring() -> None:
-    """Refuse io_uring_setup (425 everywhere) for good with EPERM, as a container's seccomp does."""
+SETUP, ENTER = 425, 426  # io_uring's system calls, everywhere
+
+
+def forbid_io_uring(call: int = SETUP, error: int = errno.EPERM) -> None:
+    """Refuse a system call for good, as a container's seccomp profile does."""
     load_number, if_equal, answer = 0x20, 0x15, 0x06  # BPF: load a word, jump if equal, return
-    refused, allowed = 0x00050000 | errno.EPERM, 0x7FFF0000
-    steps = [(load_number, 0, 0, 0), (if_equal, 0, 1, 425), (answer, 0, 0, refused), (answer, 0, 0, allowed)]
+    refused, allowed = 0x00050000 | error, 0x7FFF0000
+    steps = [(load_number, 0, 0, 0), (if_equal, 0, 1, call), (answer, 0, 0, refused), (answer, 0, 0, allowed)]
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
     program = ctypes.create_string_buffer(struct.pack("HP", len(steps), ctypes.addressof(code)))
     no_new_privileges, set_seccomp, filter_mode = 38, 22, 2
@@ -515,9 +518,11 @@ def forbid_io_uring() -> None:
         assert libc.prctl(*arguments) == 0, os.strerror(ctypes.get_errno())
 
 
-def epoch_without_io_uring(folder: Path, options: EngineOptions) -> tuple[list[np.ndarray], str, list[str]]:
+def epoch_without_io_uring(
+    folder: Path, options: EngineOptions, *forbidden: int
+) -> tuple[list[np.ndarray], str, list[str]]:
     """Return an epoch's batches, backend and warnings; or none, the error and its reasons."""
-    forbid_io_uring()
+    forbid_io_uring(*forbidden)
     dataset = read(folder, options)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -532,6 +537,15 @@ def test_where_io_uring_is_forbidden_posix_serves_with_one_warning(tmp_path, rec
     assert_same_batches(got, batches_of(records))
     assert backend == "posix"
     assert "io_uring: Operation not permitted; forbidden by /proc/sys/kernel/io_uring_disabled or by" in warning
+
+
+@needs_uring
+@pytest.mark.parametrize("refusal", [errno.EPERM, errno.ENOSYS])
+def test_where_a_ring_may_be_made_and_not_used_posix_serves_with_one_warning(tmp_path, records, refusal):
+    options = EngineOptions(direct="always")  # nothing comes out of the page cache
+    got, backend, (warning,) = in_new_process(epoch_without_io_uring, tmp_path, options, ENTER, refusal)
+    assert_same_batches(got, batches_of(records))
+    assert backend == "posix" and f"io_uring: {os.strerror(refusal)}; " in warning and "seccomp profile" in warning
 
 
 @pytest.mark.parametrize("asked", [dict(backend="uring"), dict(strict=True)], ids=str)

@@ -65,7 +65,7 @@ std::string refusal_of(int system_errno) {
   std::string reason = std::string("io_uring: ") + std::strerror(system_errno);
   switch (system_errno) {
     case ENOSYS:
-      return reason + "; the kernel has none (Linux 5.6 or later has)";
+      return reason + "; the kernel has none (Linux 5.6 or later has), or the container's seccomp profile forbids it";
     case EPERM:
     case EACCES:
       return reason + "; forbidden by /proc/sys/kernel/io_uring_disabled or by the container's seccomp profile";
@@ -314,10 +314,14 @@ class UringBackend final : public Backend {
 
 std::string uring_refusal() {
   io_uring ring{};
-  const int result = make_ring(2, ring);
+  int result = make_ring(2, ring);
   if (result < 0) return refusal_of(-result);
+  io_uring_prep_nop(io_uring_get_sqe(&ring));  // a seccomp profile may allow a ring, and refuse its use
+  do {
+    result = io_uring_submit_and_wait(&ring, 1);
+  } while (result == -EINTR);
   io_uring_queue_exit(&ring);
-  return "";
+  return result < 0 ? refusal_of(-result) : "";
 }
 
 std::unique_ptr<Backend> make_uring_backend(const BackendOptions& options) {
