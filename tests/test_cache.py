@@ -179,9 +179,7 @@ def test_an_interrupt_ends_the_program_in_words(folder, capsys, monkeypatch):
     Cache(folder, "1GiB")
     monkeypatch.setattr(prefetch, "fetch", interrupted)
     assert program.main([folder, "--prefetch", f"file://{folder}"]) == 130
-    assert capsys.readouterr().err == (
-        "gdsdata.cache: interrupted; the cache keeps the blocks that are complete\n"
-    )
+    assert capsys.readouterr().err == ("gdsdata.cache: interrupted; the cache keeps the blocks that are complete\n")
 
 
 def test_a_bound_without_a_prefetch_is_refused_and_changes_nothing(folder, capsys):

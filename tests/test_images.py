@@ -119,6 +119,13 @@ def test_every_kind_of_colour_becomes_rgb_of_eight_bits():
     assert torch.equal(rgb(film), rgb(encoded(photo(), "GIF")))
 
 
+@pytest.mark.parametrize("kind", ["PNG", "GIF"])
+def test_transparent_pixels_of_a_palette_have_their_own_colour(kind):
+    few = photo().quantize(16)
+    content = encoded(few, kind, transparency=few.getpixel((0, 0)))
+    assert torch.equal(codec.decode(sample(content), "RGB"), pixels(few.convert("RGB")))
+
+
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
 def test_what_exif_says_is_turned_comes_upright(kind):
     upright = codec.decode(sample(encoded(photo(), kind)), "RGB")

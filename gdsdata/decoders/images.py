@@ -14,7 +14,7 @@ from torch.nn.functional import interpolate
 # B.1).
 _FRAMES = (0xC0, 0xC1, 0xC2)
 _NO_FRAMES = (0xC4, 0xC8, 0xCC)  # among the codes of frames: tables, and one that is reserved
-_PNG, _GIF = b"\x89PNG\r\n\x1a\n", b"GIF8"
+_PNG, _GIF, _GIF_HEAD_BYTES = b"\x89PNG\r\n\x1a\n", b"GIF8", 13
 _START, _END, _APP1 = b"\xff\xd8", b"\xff\xd9", 0xE1
 _EXIF, _RIFF, _WEBP_EXIF = b"Exif\0\0", b"RIFF", b"EXIF"
 _ORIENTATION = 0x0112  # the tag in EXIF's first directory; 1 is upright
@@ -64,7 +64,7 @@ def _torchcodec() -> Codec:
     decode_image, decode_jpeg = library.decode_image, library.decode_jpeg
 
     def decode(content: torch.Tensor, mode: str) -> torch.Tensor:
-        image = decode_image(content, mode=mode)
+        image = decode_image(_opaque(content), mode=mode)
         return image[0] if image.dim() == 4 else image  # the first picture of an animation
 
     return Codec(
@@ -79,7 +79,7 @@ def _torchvision() -> Codec:
     def decode(content: torch.Tensor, mode: str) -> torch.Tensor:
         is_webp = content[:4].numpy().tobytes() == _RIFF
         asked = "RGB" if is_webp else mode  # WebP has no gray mode
-        image = library.decode_image(content, mode=modes[asked], apply_exif_orientation=True)
+        image = library.decode_image(_opaque(content), mode=modes[asked], apply_exif_orientation=True)
         image = image[0] if image.dim() == 4 else image
         if is_webp:  # torchvision turns JPEG and PNG alone
             image = _upright(image, _orientation_of_webp(content.numpy().data))
@@ -150,6 +150,29 @@ def is_plain_jpeg(content: torch.Tensor) -> bool:
             return False
         at += 2 + length
     return False
+
+
+def _opaque(content: torch.Tensor) -> torch.Tensor:
+    """Return a GIF without the transparency of its first picture; other images as they are.
+
+    The decoders give a transparent pixel the color of the background, and not its own.
+
+    Source: GIF89a, 18 to 23.
+    """
+    data = content.numpy().data
+    if data[:4] != _GIF or len(data) <= _GIF_HEAD_BYTES:
+        return content
+    flags = data[_GIF_HEAD_BYTES - 3]
+    at = _GIF_HEAD_BYTES + (3 << (flags & 7) + 1 if flags & 0x80 else 0)
+    while at + 3 < len(data) and data[at] == 0x21:  # an extension
+        if data[at + 1] == 0xF9 and data[at + 3] & 1:
+            content = content.clone()
+            content[at + 3] &= 0xFE
+        at += 2
+        while at < len(data) and data[at]:  # its blocks
+            at += 1 + data[at]
+        at += 1
+    return content
 
 
 def _orientation_of_webp(data: memoryview) -> int:
