@@ -1,13 +1,14 @@
 """npz as data: rows of arrays and files as samples, compared with numpy, and damage."""
 
 import io
+import resource
 import struct
 import zipfile
 
 import numpy as np
 import pytest
 import torch
-from helpers import few_bytes_of_python, grouped
+from helpers import few_bytes_of_python, grouped, in_new_process
 from shard_files import mutations
 from test_formats import read
 
@@ -375,3 +376,15 @@ class TestVerify:
                 assert np.array_equal(read(index, range(6)), values), f"the bit at {at} changed them"
                 read_ones += 1
         assert 0 < read_ones < 100
+
+
+def samples_of_two_data_sets(folder: str) -> list[int]:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    data_sets = [GDSDataset(folder, 50, Npz(array=name), device="cpu") for name in ("x", "y")]
+    return [sum(len(batch[name]) for batch in one) for name, one in zip(("x", "y"), data_sets, strict=True)]
+
+
+def test_more_files_are_indexed_than_may_be_open(tmp_path):
+    for i in range(100):
+        write(tmp_path / f"{i}.npz", x=np.arange(4) + i, y=np.arange(3.0) + i)
+    assert in_new_process(samples_of_two_data_sets, str(tmp_path)) == [100, 100]

@@ -7,6 +7,7 @@ Source of the format: https://numpy.org/doc/stable/reference/generated/numpy.sav
 
 from __future__ import annotations
 
+import resource
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -37,8 +38,9 @@ _NPY_HEAD_BYTES = 128
 _HEAD_BYTES = 256
 # Members are read in such pieces for their checksums.
 _VERIFIED_AT_ONCE_BYTES = 2**20
-# Files that storage is asked for side by side.
-_FILES_AT_ONCE = 64
+# Files that storage is asked for side by side, at most, and the part of the limit of open files
+# that they take. Data sets keep half of it.
+_FILES_AT_ONCE, _PART_OF_LIMIT = 64, 8
 
 
 @dataclass(frozen=True)
@@ -84,8 +86,11 @@ class Npz:
 def _read_files(paths: list[str], wanted: Sequence[str] | None, verify: bool) -> Iterator[ArrayFile]:
     """Yield each file, with those of the named arrays that it has; None: with all."""
     known = _Layout([], {}, -1)
-    for first in range(0, len(paths), _FILES_AT_ONCE):
-        with open_files(paths[first : first + _FILES_AT_ONCE], at_random=True) as files:
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    is_unlimited = limit == resource.RLIM_INFINITY
+    at_once = _FILES_AT_ONCE if is_unlimited else max(1, min(_FILES_AT_ONCE, limit // _PART_OF_LIMIT))
+    for first in range(0, len(paths), at_once):
+        with open_files(paths[first : first + at_once], at_random=True) as files:
             for file in files:
                 file.ask_for(file.size_bytes - USUAL_END_BYTES, USUAL_END_BYTES)
                 for stretch in known.stretches:
