@@ -1,5 +1,6 @@
 """on_error="skip": bad samples are left out, counted and named; the order stays the same."""
 
+import contextlib
 import gc
 import os
 import weakref
@@ -15,6 +16,7 @@ from test_mds import write_mds
 from test_megatron import write_pair
 from test_tar import member, shard
 from test_tfrecord import record
+from torch.utils.data import DataLoader
 
 from gdsdata import EngineOptions, GDSDataset
 from gdsdata.errors import CorruptData, IoError, StallError
@@ -359,6 +361,24 @@ def test_a_file_changed_in_place_is_left_out_of_one_epoch_and_then_indexed_anew(
     assert sorted(during) == [number for number in sorted(before) if not 40 <= number < 60]
     assert sorted(after) == sorted([*(number for number in before if number != 40), 9999])
     assert data.stats()["skipped"]["samples"] == 20
+
+
+@pytest.mark.parametrize("on_error", ["skip", "raise"])
+@pytest.mark.parametrize("is_persistent", [False, True])
+@pytest.mark.filterwarnings("ignore")
+def test_all_workers_index_a_changed_file_anew_when_one_of_them_has_met_it(tmp_path, is_persistent, on_error):
+    for i in range(4):
+        np.save(tmp_path / f"{i}.npy", np.full(10, i))
+    data = read(tmp_path, batch_size=2, on_error=on_error, on_break="restart")
+    loader = DataLoader(data, batch_size=None, num_workers=2, persistent_workers=is_persistent)
+    assert sum(map(len, loader)) == 4
+    with open(tmp_path / "2.npy", "r+b") as file:
+        np.save(file, np.full(10, 9))
+    with contextlib.suppress(CorruptData):
+        assert sum(map(len, loader)) == 3 and on_error == "skip"
+    for epoch in range(2, 4):
+        data.set_epoch(epoch)
+        assert sorted(int(one) for batch in loader for one in batch[:, 0]) == [0, 1, 3, 9]
 
 
 @pytest.mark.parametrize("kind", READERS)

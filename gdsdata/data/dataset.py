@@ -190,6 +190,7 @@ class GDSDataset(BatchDataset):
         self._peers = arguments.peers_of(sharding, fields, settings.decode)
         has_peers = (self._ranks.found_or_none() or Share(0, 1)).world_size > 1
         has_peers |= sharding.device_mesh is not None and sharding.device_mesh.size() > 1
+        self._progress = Progress(on_break)
         self._samples = Samples(
             Indexing(source, format, settings.skipped, reading.index_cache, has_peers, part.name),
             part,
@@ -199,9 +200,9 @@ class GDSDataset(BatchDataset):
             sharding.uneven,
             self._ranks,
             settings,
+            self._progress,
             self._peers,
         )
-        self._progress = Progress(on_break)
         self._iteration = Iteration(self._samples, self._ranks, report_every_s)
         if self.device.type == "cuda" and get_worker_info() is None:
             self._samples.source.open()  # it makes its engine, and loads a cast, while the program still prepares

@@ -23,7 +23,7 @@ _MOST_WORKERS = 1024
 # column for each worker: the epoch of its next iterator, and the batches of it that its last one
 # handed out. The third one has the notes below.
 _EPOCHS, _BATCHES, _NOTES = range(3)
-_IS_IN_WORKERS, _HAS_WARNED, _MOVES = range(3)
+_IS_IN_WORKERS, _HAS_WARNED, _MOVES, _CHANGES = range(4)
 _ON_BREAK = ("restart", "continue")
 _LARGEST_EPOCH = 2**62  # so that the rows have place for the next one
 
@@ -124,6 +124,15 @@ class Progress:
         self._loaded_step: int | list[int] | None = None
         self._newest: Begun | None = None
         self._at_start: tuple[int, int] | None = None  # `_epoch_and_moves` when a worker was started, until it begins
+
+    @property
+    def changes(self) -> int:
+        """How often this process or one that shares its rows has noted that files have changed."""
+        return int(self._rows()[_NOTES, _CHANGES])
+
+    def note_change(self) -> None:
+        """Note that files have changed, so each of the processes indexes them anew."""
+        self._rows()[_NOTES, _CHANGES] += 1
 
     def _rows(self) -> np.ndarray:
         return _numbers_in(self._shared_rows())

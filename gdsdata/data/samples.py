@@ -16,6 +16,7 @@ from gdsdata.data.indexing import Indexing
 from gdsdata.data.order import choice
 from gdsdata.data.order.epoch import Epoch
 from gdsdata.data.order.permutation import Order
+from gdsdata.data.progress import Progress
 from gdsdata.data.ranks import Ranks, Share
 from gdsdata.data.split import Split, part_of
 from gdsdata.formats.index import Format, Index, SampleIndex
@@ -45,6 +46,7 @@ class Samples:
         shuffle, seed, drop_last, uneven: as of `GDSDataset`.
         ranks: where rank and world size come from.
         settings: of the batches.
+        progress: shared with the workers of a DataLoader, which index changed files anew together.
         peers: processes that get the same batches, and read them together; None: this one reads
             them alone.
 
@@ -77,9 +79,10 @@ class Samples:
         uneven: str,
         ranks: Ranks,
         settings: BatchSettings,
+        progress: Progress,
         peers: Peers | None = None,
     ) -> None:
-        self._peers = peers
+        self._peers, self._progress, self._changes = peers, progress, progress.changes
         self._indexing, self.settings = indexing, settings
         self._split, self._ranks = split, ranks
         self._seed, self._drop_last, self._uneven = seed, drop_last, uneven
@@ -100,16 +103,22 @@ class Samples:
 
     def forget_index(self) -> None:
         """Index the files again when that is needed: they have changed."""
-        self._index = None
-        self._indexing.forget()
+        self._progress.note_change()
+        self._follow_changes()
+
+    def _follow_changes(self) -> None:
+        if self._progress.changes != self._changes:
+            self._changes = self._progress.changes
+            self._index = None
+            self._indexing.forget()
 
     def forget_changed(self) -> None:
         """Index the files again if samples were left out because a file has changed.
 
-        Not with several ranks or workers: they would have different indices.
+        Not with several ranks, which would have different indices.
         """
-        skipped, is_alone = self.settings.skipped, self.share.world_size == 1 and get_worker_info() is None
-        if skipped is not None and skipped.has_changed_files and is_alone and self._peers is None:
+        skipped, is_alone = self.settings.skipped, self.share.world_size == 1 and self._peers is None
+        if skipped is not None and skipped.has_changed_files and is_alone:
             self.forget_index()
 
     @property
@@ -162,6 +171,7 @@ class Samples:
         Raises:
             ValueError: the data make no batch for each of so many ranks.
         """
+        self._follow_changes()
         if self._index is None:
             self._index_files()
         if share != self.share:
