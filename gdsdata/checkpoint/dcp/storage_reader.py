@@ -58,6 +58,9 @@ class GDSStorageReader(FileSystemReader):
     value (extensions, quantized tensors), `FileSystemReader` reads it, and a warning says so. No
     file stays open between two loads.
 
+    Tensors are read side by side: a planner's ``resolve_tensor`` is called for many items before
+    its ``commit_tensor`` is called for the first of them, with the tensor of that item.
+
     With ``planner=gdsdata.GDSLoadPlanner(read_once=True)``, ranks read once what several of them
     want.
 
