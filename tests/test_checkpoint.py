@@ -467,6 +467,23 @@ def test_what_only_torch_can_read_is_left_to_it_and_named(tmp_path, kind):
     assert torch.equal(into["a"], state["a"])
 
 
+@pytest.mark.filterwarnings("ignore:.*is read by torch.load", "ignore:Validating sparse tensor")
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED], ids=["sparse", "called deflated"])
+def test_verify_compares_checksums_of_files_that_only_torch_can_read(tmp_path, method):
+    path = tmp_path / "x.pt"
+    torch.save({"a": torch.arange(50.0), "s": torch.eye(3).to_sparse()}, path)
+    assert gdsdata.load(path, verify=True)["a"].sum() == 1225
+    data = bytearray(path.read_bytes())
+    if method == zipfile.ZIP_STORED:
+        data[data.index(struct.pack("<f", 49.0))] ^= 1
+    else:  # torch gives whatever was in memory
+        data[data.rindex(b"PK\1\2", 0, data.rindex(b"x/data/0")) + 10] = method
+    path.write_bytes(data)
+    for where in ({}, {"only": ["a"]}, {"into": {"a": torch.zeros(50)}, "strict": False}):
+        with pytest.raises(CorruptData, match="x.pt': x/data/[0-9] is damaged"):
+            gdsdata.load(path, verify=True, **where)
+
+
 @pytest.mark.parametrize(
     "claim",
     [b"r\xff\xff\xff\x0f", b"p268435455\n", b"B\xff\xff\xff\xff", b"\x8e" + struct.pack("<Q", 2**32)],

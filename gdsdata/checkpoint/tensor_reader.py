@@ -52,12 +52,13 @@ class TensorReader:
         together: the ranks that read together; all of them call `run`. None: this one alone.
 
     Attributes:
+        verify: as given.
         own_bytes: the size of the memory that this object holds for tensors that cannot be read in
             place.
     """
 
     def __init__(self, options: EngineOptions, verify: bool, together: SharedReads | None = None) -> None:
-        self._options, self._verify, self._together = options, verify, together
+        self._options, self.verify, self._together = options, verify, together
         self._by_device: dict[torch.device, Extents] = {}
         self._afterwards: list[Callable[[], object]] = []
         self._batches = ThreadPoolExecutor(_BATCHES_AT_A_TIME, thread_name_prefix="gdsdata-read")  # made when needed
@@ -154,7 +155,7 @@ class TensorReader:
             self.bytes_into(bytes_of(target.detach()), stored.record, stored.offset, name)
 
     def _is_read_in_place(self, rows: _Rows, stored: Stored, device: torch.device) -> bool:
-        if self._verify and stored.size_bytes == stored.record.size_bytes:
+        if self.verify and stored.size_bytes == stored.record.size_bytes:
             return False  # a checksum needs all rows in one read
         if 0 in rows.of_target:  # several elements share memory: torch raises its own error
             return False
@@ -255,7 +256,7 @@ class TensorReader:
             self._read_alone()
         else:  # the collector stays paused: views of all tensors are made meanwhile
             reads = {device: self._parts_reader_of(device) for device in self._by_device}
-            SharedExtents(self._by_device, reads, self._verify).read_with(self._together)
+            SharedExtents(self._by_device, reads, self.verify).read_with(self._together)
             self._by_device = {}
         for call in self._afterwards:
             call()
@@ -295,7 +296,7 @@ class TensorReader:
             np.array(extents.sizes_bytes, np.int64),
             extents.targets,
             np.array(extents.places, np.int64),
-            self._verify,
+            self.verify,
             before,
             True,
             stall_timeout_s=self._options.stall_timeout_s,

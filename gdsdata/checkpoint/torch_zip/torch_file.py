@@ -16,7 +16,7 @@ from gdsdata.checkpoint.stored import Stored
 from gdsdata.checkpoint.tensor_kinds import is_plain
 from gdsdata.checkpoint.tensor_reader import TensorReader
 from gdsdata.checkpoint.torch_zip import archive_reader
-from gdsdata.checkpoint.torch_zip.archive import Archive, open_archive
+from gdsdata.checkpoint.torch_zip.archive import Archive, check_records, open_archive
 from gdsdata.checkpoint.torch_zip.unpickling import NotPlain
 from gdsdata.checkpoint.tree import Path, leaves
 from gdsdata.errors import CorruptData
@@ -42,7 +42,7 @@ def load(file: OpenFile, reader: TensorReader, device: torch.device, weights_onl
         explained = _torch_errors_explained(file, weights_only)
         return archive_reader.read(archive, reader, lambda _: device, device, weights_only, explained)
     except NotPlain as why:
-        return _load_by_torch(file, why, device, weights_only)
+        return _load_by_torch(file, why, device, weights_only, reader.verify)
 
 
 def contents_of(
@@ -59,7 +59,7 @@ def contents_of(
         explained = _torch_errors_explained(file, weights_only)
         return archive_reader.read(archive, make_reader(), lambda _: device, device, weights_only, explained), None
     except NotPlain as why:
-        return _load_by_torch(file, why, device, weights_only), None
+        return _load_by_torch(file, why, device, weights_only, make_reader().verify), None
 
 
 def _unpickled_without_values(file: OpenFile, archive: Archive, weights_only: bool) -> Described | None:
@@ -97,7 +97,9 @@ def _unpickled_without_values(file: OpenFile, archive: Archive, weights_only: bo
     return value, stored_of
 
 
-def _load_by_torch(file: OpenFile, why: NotPlain, device: torch.device, weights_only: bool) -> Any:
+def _load_by_torch(file: OpenFile, why: NotPlain, device: torch.device, weights_only: bool, verify: bool) -> Any:
+    if verify:
+        check_records(file)
     with _torch_errors_explained(file, weights_only), file.reader() as reader:
         found = torch.load(reader, map_location=device, weights_only=weights_only)
     engine.warn_once(f"'{os.path.basename(file.path)}' is read by torch.load: {why}")
