@@ -5,6 +5,7 @@ import io
 import os
 import pickle
 import pickletools
+import resource
 import shutil
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from helpers import in_new_process, require_direct
+from helpers import MIB, in_new_process, require_direct
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from test_checkpoint import DEVICES, assert_same, awkward, bits, tensors, trained, values, zeroed
@@ -655,6 +656,23 @@ def test_files_that_are_missing_cut_or_damaged_are_errors_that_name_them(tmp_pat
     assert isinstance(error, FileNotFoundError) and str(file) in str(error)
     (tmp_path / ".metadata").unlink()
     failure_of(loaded, state, GDSStorageReader(tmp_path))
+
+
+@pytest.mark.parametrize("instruction", [b"r\xff\xff\xff\x7f", b"\x95" + b"\xff" * 8], ids=["memo", "frame"])
+def test_damaged_metadata_is_corrupt_data_before_memory_is_allocated(tmp_path, instruction):
+    save({"a": torch.arange(20)}, GDSStorageWriter(tmp_path))
+    file = tmp_path / ".metadata"
+    content = file.read_bytes()
+    at = content.index(b"\x94")  # behind the name of a module
+    file.write_bytes(content[:at] + instruction + content[at:])
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (in_use + 512 * MIB, limits[1]))
+    try:
+        with pytest.raises(CorruptData, match=f"'{file}' cannot be unpickled"):
+            GDSStorageReader(tmp_path).read_metadata()
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
 @pytest.mark.filterwarnings("ignore:.*are read by torch.load")

@@ -32,7 +32,7 @@ from gdsdata.checkpoint.stored import Record, Stored
 from gdsdata.checkpoint.tensor_reader import TensorReader
 from gdsdata.checkpoint.tree import first_device
 from gdsdata.checkpoint.urls import is_url, last_part
-from gdsdata.errors import CorruptData, RankLost
+from gdsdata.errors import CorruptData, GdsdataError, RankLost
 from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions, options_of
 from gdsdata.progress_bars import bar
@@ -44,6 +44,27 @@ if TYPE_CHECKING:
 # memory of one larger tensor.
 _OWN_BYTES = 1 << 30
 _LOOKED_AT_ITEMS = 64  # of a plan, for its size
+
+
+class _CheckedPickles:
+    """A file system whose pickles are checked before torch unpickles them.
+
+    A few damaged bytes in a pickle can claim gigabytes of memory.
+    """
+
+    def __init__(self, file_system: Any) -> None:
+        self._file_system = file_system
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file_system, name)
+
+    @contextlib.contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.BytesIO]:
+        with self._file_system.create_stream(path, mode) as stream:
+            content = stream.read()
+        if engine.pickle_claims_too_much(content):
+            raise pickle.UnpicklingError("it claims to have more than its bytes")
+        yield io.BytesIO(content)
 
 
 class GDSStorageReader(FileSystemReader):
@@ -101,8 +122,13 @@ class GDSStorageReader(FileSystemReader):
 
     @collector_paused()
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        with self._errors_of_metadata(kwargs.get("rank")):
-            return super().read_metadata(*args, **kwargs)
+        file_system = self.fs
+        self.fs = _CheckedPickles(file_system)  # type: ignore[assignment]
+        try:
+            with self._errors_of_metadata(kwargs.get("rank")):
+                return super().read_metadata(*args, **kwargs)
+        finally:
+            self.fs = file_system
 
     @contextlib.contextmanager
     def _errors_of_metadata(self, rank: int | None) -> Iterator[None]:
@@ -113,13 +139,9 @@ class GDSStorageReader(FileSystemReader):
         except FileNotFoundError as error:
             message = f"there is no file '{path}', so no checkpoint in that folder: its save did not complete, or"
             raise missing(path, f"{message} the path is another one") from error
-        except (
-            pickle.UnpicklingError,
-            ValueError,
-            KeyError,
-            IndexError,
-            TypeError,
-        ) as error:  # of damaged pickles
+        except (GdsdataError, OSError, MemoryError, ImportError, AttributeError):
+            raise
+        except Exception as error:  # damaged pickles raise many kinds
             raise CorruptData(f"'{path}' cannot be unpickled: {error}. {INCOMPLETE}", path) from error
 
     @collector_paused()
