@@ -7,6 +7,7 @@ import pickle
 import pickletools
 import resource
 import shutil
+import struct
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -673,6 +674,21 @@ def test_damaged_metadata_is_corrupt_data_before_memory_is_allocated(tmp_path, i
             GDSStorageReader(tmp_path).read_metadata()
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+@pytest.mark.filterwarnings("ignore:.*are read by torch.load", "error:.*has no checksums")
+def test_verify_compares_the_checksums_of_values_that_are_no_plain_tensors(tmp_path):
+    state = {"step": 123456789, "q": torch.quantize_per_tensor(torch.arange(50.0), 0.5, 3, torch.quint8)}
+    save(state, GDSStorageWriter(tmp_path))
+    load_and_verify(state, tmp_path)
+    file = tmp_path / "__0_0.distcp"
+    content = file.read_bytes()
+    for name, value in (("step", struct.pack("<i", 123456789)), ("q", bytes(state["q"].int_repr().tolist()))):
+        damaged = bytearray(content)
+        damaged[content.index(value)] ^= 1
+        file.write_bytes(damaged)
+        error = failure_of(load_and_verify, state, tmp_path)
+        assert isinstance(error, CorruptData) and f"{name} in '{file}'" in str(error)
 
 
 @pytest.mark.filterwarnings("ignore:.*are read by torch.load")

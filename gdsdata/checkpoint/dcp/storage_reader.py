@@ -87,7 +87,7 @@ class GDSStorageReader(FileSystemReader):
 
     Args:
         path: of the folder, or its URL.
-        verify: compare the CRC-32 of each tensor that is read as a whole.
+        verify: compare the CRC-32 of each tensor that is read as a whole, and of each other value.
         options: of the engine; None: the defaults.
 
     A load raises these on every rank, within DCP's `CheckpointException`:
@@ -199,6 +199,10 @@ class GDSStorageReader(FileSystemReader):
         reader.run()
         if left_to_torch:
             names = ", ".join(item.storage_index.fqn for item in left_to_torch[:5])
+            for item in left_to_torch if self.verify else ():
+                info = self.storage_data[item.storage_index]
+                file = files[info.relative_path]
+                _check_records(file.read(info.offset, info.length), file, _place_of(item, info, file))
             place = f"one of {len(left_to_torch)} values in '{self.path}' that torch reads ({names})"
             with torch_errors_explained(str(self.path), place, 0, weights_only=None):
                 super().read_data(LoadPlan(left_to_torch, plan.storage_data, plan.planner_data), planner)
@@ -239,14 +243,27 @@ class GDSStorageReader(FileSystemReader):
     ) -> None:
         check_size(item.storage_index, info, file)
         content = torch.empty(info.length, dtype=torch.uint8)
-        reader.bytes_into(content, Record(file, info.offset, info.length), 0, (item.storage_index.fqn,))
+        # A part of a record: `reader` compares no checksum, and warns of none. `load` compares it.
+        reader.bytes_into(content, Record(file, 0, file.size_bytes), info.offset, (item.storage_index.fqn,))
 
         def load() -> None:
-            place = f"{item.storage_index.fqn} in '{file.path}', {info.length} bytes from offset {info.offset} on,"
+            place = _place_of(item, info, file)
+            if self.verify:
+                _check_records(content.numpy().data, file, place)
             with torch_errors_explained(file.path, place, info.length, offset=info.offset, weights_only=False):
                 planner.load_bytes(item, io.BytesIO(content.numpy().data))
 
         reader.afterwards(load)
+
+
+def _place_of(item: ReadItem, info: Any, file: OpenFile) -> str:
+    return f"{item.storage_index.fqn} in '{file.path}', {info.length} bytes from offset {info.offset} on,"
+
+
+def _check_records(content: bytes | memoryview, file: OpenFile, place: str) -> None:
+    from gdsdata.checkpoint.torch_zip.archive import check_records  # late: as `archived_tensors`
+
+    check_records(io.BytesIO(content), file.path, place)
 
 
 def _read_tensor(item: ReadItem, stored: Stored, planner: LoadPlanner, reader: TensorReader) -> None:

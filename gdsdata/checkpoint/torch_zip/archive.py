@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 import zlib
 from dataclasses import dataclass
+from typing import BinaryIO
 
 from gdsdata.checkpoint.open_file import OpenFile
 from gdsdata.checkpoint.stored import Record
@@ -124,34 +125,38 @@ def open_slice(archive: FileSlice) -> Archive:
     return Archive(archive.file, by_name, pickled)
 
 
-def check_records(file: OpenFile) -> None:
-    """Compare the checksum of each record of a file that torch itself reads: it compares none.
+def check_records(reader: BinaryIO, path: str, place: str) -> None:
+    """Compare the checksum of each record of an archive that torch itself reads: it compares none.
 
     A file from before torch 1.6 is no zip, and has none.
+
+    Args:
+        reader: at the archive's beginning.
+        path: of its file.
+        place: words for it, with the path.
 
     Raises:
         CorruptData: one differs, or a record cannot be unpacked.
         OSError: the storage refuses the read.
     """
-    if not is_zip(file.read(0, 4)):
+    if not is_zip(reader.read(4)):
         return
     import zipfile  # late: few files need it
 
     name = "the zip's directory"
-    with file.reader() as reader:
-        try:
-            archive = zipfile.ZipFile(reader)
-            for member in archive.infolist():
-                name = member.filename
-                if checksum_of(member.CRC, member.file_size) is not None:
-                    with archive.open(member) as record:
-                        while record.read(_PIECE_BYTES):
-                            pass
-        except OSError:
-            raise
-        except Exception as error:  # zipfile, its packers and struct raise many kinds
-            message = f"'{file.path}': {name} is damaged: {error or type(error).__name__}. Fetch the file again"
-            raise CorruptData(message, file.path) from error
+    try:
+        archive = zipfile.ZipFile(reader)
+        for member in archive.infolist():
+            name = member.filename
+            if checksum_of(member.CRC, member.file_size) is not None:
+                with archive.open(member) as record:
+                    while record.read(_PIECE_BYTES):
+                        pass
+    except OSError:
+        raise
+    except Exception as error:  # zipfile, its packers and struct raise many kinds
+        message = f"{place}: {name} is damaged: {error or type(error).__name__}. Fetch the file again"
+        raise CorruptData(message, path) from error
 
 
 def _check_pickle(pickled: bytes, record: Record, path: str) -> None:

@@ -99,7 +99,8 @@ def _unpickled_without_values(file: OpenFile, archive: Archive, weights_only: bo
 
 def _load_by_torch(file: OpenFile, why: NotPlain, device: torch.device, weights_only: bool, verify: bool) -> Any:
     if verify:
-        check_records(file)
+        with file.reader() as reader:
+            check_records(reader, file.path, f"'{file.path}'")
     with _torch_errors_explained(file, weights_only), file.reader() as reader:
         found = torch.load(reader, map_location=device, weights_only=weights_only)
     engine.warn_once(f"'{os.path.basename(file.path)}' is read by torch.load: {why}")
