@@ -467,6 +467,14 @@ def test_what_only_torch_can_read_is_left_to_it_and_named(tmp_path, kind):
     assert torch.equal(into["a"], state["a"])
 
 
+def test_verify_warns_of_a_tensor_that_alone_has_no_checksum(tmp_path):
+    path = tmp_path / "x.safetensors"
+    gdsdata.save({"aaa": torch.ones(5), "bbb": torch.zeros(5)}, path)
+    path.write_bytes(path.read_bytes().replace(b'"bbb"', b'"bbc"', 1))  # and not in the checksums
+    with pytest.warns(RuntimeWarning, match="bbc in 'x.safetensors' has no checksum, though others have"):
+        assert set(gdsdata.load(path, verify=True)) == {"aaa", "bbc"}
+
+
 @pytest.mark.filterwarnings("ignore:.*is read by torch.load", "ignore:Validating sparse tensor")
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED], ids=["sparse", "called deflated"])
 def test_verify_compares_checksums_of_files_that_only_torch_can_read(tmp_path, method):

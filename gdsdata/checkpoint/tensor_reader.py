@@ -304,13 +304,13 @@ class TensorReader:
         for file in files:
             file.check_unchanged()
         self._bar.add(sum(extents.sizes_bytes))
-        unknown = set()
+        unknown: dict[str, Path] = {}  # a name for each file
         for i, found in enumerate(checksums):
             record, name = extents.records[i], extents.names[i]
             if extents.sizes_bytes[i] != record.size_bytes:
                 continue
             if record.crc32 is None:
-                unknown.add(record.path)
+                unknown.setdefault(record.path, name)
             elif found != record.crc32:
                 raise CorruptData(
                     f"{name_of(name)} in '{record.path}', {record.size_bytes} bytes from offset {record.offset} on, "
@@ -321,8 +321,13 @@ class TensorReader:
                     record.size_bytes,
                 )
         known = {record.path for record in extents.records if record.crc32 is not None}
-        for path in sorted(unknown - known):
-            engine.warn_once(f"'{os.path.basename(path)}' has no checksums: verify=True compares nothing in such files")
+        for path, name in sorted(unknown.items()):
+            of_file = os.path.basename(path)
+            if path in known:
+                words = "though others have: verify=True does not compare it. The file was changed since it was written"
+                engine.warn_once(f"{name_of(name)} in '{of_file}' has no checksum, {words}")
+            else:
+                engine.warn_once(f"'{of_file}' has no checksums: verify=True compares nothing in such files")
 
 
 class _Rows:
