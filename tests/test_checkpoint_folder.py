@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
 from helpers import eventually, in_new_process
 
 from gdsdata import AsyncCheckpointer, EngineOptions
@@ -147,6 +148,15 @@ def test_another_error_of_flock_names_the_file_and_what_to_do(tmp_path, monkeypa
     refuse_flock(monkeypatch, errno.EIO)
     with pytest.raises(IoError, match=f"could not lock '{tmp_path}/lock': .*; save into a folder on another"):
         locked(tmp_path)
+
+
+@pytest.mark.parametrize(("folder", "said"), [("x" * 300, "make the folder"), ("a/b", "open")])
+def test_a_folder_that_the_system_refuses_is_an_io_error_with_its_path(tmp_path, folder, said):
+    (tmp_path / "a" / "b" / "lock").mkdir(parents=True)  # what a full or read-only disk does, too
+    with AsyncCheckpointer(tmp_path / folder) as checkpointer:
+        handle = checkpointer.save(1, {"a": torch.ones(3)})
+        with pytest.raises(IoError, match=f"could not {said} '{tmp_path}/{folder}"):
+            handle.result()
 
 
 def test_a_full_disk_leaves_no_folder_locked(tmp_path, monkeypatch):

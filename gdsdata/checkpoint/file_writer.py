@@ -17,6 +17,7 @@ import torch
 from gdsdata.checkpoint.gc_pause import collector_resumed
 from gdsdata.checkpoint.partial_pages import PAGE_BYTES, PartialPages
 from gdsdata.checkpoint.threads import submit_or_call
+from gdsdata.errors import IoError
 from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
 from gdsdata.progress_bars import current
@@ -350,14 +351,25 @@ def reached(flat: torch.Tensor) -> torch.Tensor:
 
 
 def make_folder(path: str) -> None:
-    """Make a folder and those above it. They are on storage when this returns."""
+    """Make a folder and those above it. They are on storage when this returns.
+
+    Raises:
+        NotADirectoryError: something above it is a file.
+        IoError: the system refuses it, as on a full disk.
+    """
     if os.path.isdir(path):
         return
     above = os.path.dirname(os.path.abspath(path))
     make_folder(above)
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(path)
-    sync_folder(above)
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path)
+        sync_folder(above)
+    except NotADirectoryError:
+        raise
+    except OSError as error:
+        message = f"could not make the folder '{path}': {error.strerror}; mend that, or choose another folder"
+        raise IoError.caused_by(error, message, path) from error
 
 
 def sync_folder(path: str) -> None:

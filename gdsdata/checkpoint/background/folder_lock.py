@@ -127,7 +127,13 @@ class FolderLock:
         None, with a warning, if the file system has no flock.
         """
         path = os.path.join(self._folder, _LOCK)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        except NotADirectoryError:
+            raise
+        except OSError as error:
+            message = f"could not open '{path}': {error.strerror}; mend that, or save into another folder"
+            raise IoError.caused_by(error, message, path) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
