@@ -765,6 +765,17 @@ def test_a_save_that_dies_in_an_empty_folder_is_no_checkpoint(tmp_path, monkeypa
     assert_same(loaded(state, FileSystemReader(tmp_path / "x")), state)
 
 
+def test_a_load_whose_checkpoint_is_replaced_meanwhile_says_to_load_again(tmp_path):
+    class Late(GDSStorageReader):
+        def read_data(self, plan, planner):
+            save({"a": torch.zeros(5)}, GDSStorageWriter(tmp_path))
+            return super().read_data(plan, planner)
+
+    save({"a": torch.ones(5)}, GDSStorageWriter(tmp_path))
+    error = failure_of(loaded, {"a": torch.ones(5)}, Late(tmp_path))
+    assert isinstance(error, FileNotFoundError) and "If a save has replaced it meanwhile, load it again" in str(error)
+
+
 def test_one_writer_saves_again_and_again(tmp_path):
     writer = GDSStorageWriter(tmp_path)
     for step in range(3):

@@ -27,7 +27,9 @@ class DataFiles:
             try:
                 self._opened[name] = open_path(path, keep=len(self._opened) < most_kept_files())
             except FileNotFoundError as error:
-                raise missing(path, f"there is no file '{path}', which '.metadata' names. {INCOMPLETE}") from error
+                message = f"there is no file '{path}', which '.metadata' names"
+                again = "If a save has replaced it meanwhile, load it again"
+                raise missing(path, f"{message}. {INCOMPLETE}. {again}") from error
         return self._opened[name]
 
 
