@@ -58,6 +58,7 @@ BROKEN = {
     "cut-at-the-head": (lambda path: zip_of(STATE, path)[:40], "cut short"),
     "cut-legacy": (lambda path: legacy(STATE, path)[:-4000], "cut short or damaged"),
     "cut-legacy-at-the-head": (lambda path: legacy(STATE, path)[:30], "cut short or damaged"),
+    "damaged-at-the-head": (lambda path: b"PL" + zip_of(STATE, path)[2:], r"begins with b'PL\\x03\\x04', as no file"),
     "text": (lambda path: b"epoch,loss\n1,2.5\n", "is text, and begins with 'epoch,loss"),
     "html": (lambda path: b"<!DOCTYPE html><html><body>404</body></html>", "is an HTML .* Fetch the file again"),
     "git-lfs": (lambda path: b"version https://git-lfs.github.com/spec/v1\noid sha256:1", "a Git LFS pointer. Run"),

@@ -216,6 +216,9 @@ def _explained(error: Exception, place: str, head: bytes, weights_only: bool | N
         return foreign
     if weights_only and (refused := forbidden(place, error, "gdsdata.load(..., weights_only=False)")) is not None:
         return refused
+    if weights_only and isinstance(error, pickle.UnpicklingError) and not head.startswith(_TORCH_MAGICS):
+        # torch takes it for a pickle, and advises weights_only=False.
+        return CorruptData(f"{place} is damaged: it begins with {head[:4]!r}, as no file of torch's does. {_FETCH}")
     said = _COLORS.sub("", str(error)) or type(error).__name__
     is_damage = isinstance(error, EOFError) or (isinstance(error, RuntimeError) and any(m in said for m in _DAMAGE))
     only_torchs_code_ran = weights_only is not False and not isinstance(error, (RuntimeError, pickle.UnpicklingError))
