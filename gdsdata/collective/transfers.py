@@ -1,8 +1,9 @@
 """`SharedReads`: ranks read what they have in common once, and pass it on.
 
 The plan has rounds. In a round, each rank has read its piece, all agree that none has failed, and
-then the pieces are sent. Reads run ahead of that, straight into the tensors. Long parts are sent
-from there, and received where they are wanted. Short parts are packed.
+then the pieces are sent, or broadcast by NCCL if all ranks want them. Reads run ahead of that,
+straight into the tensors. Long parts go from there to where they are wanted. Short parts are
+packed.
 
 A rank needs this memory besides: packed parts of the pieces that are sent at the same time, at most
 128 MiB on the CPU and as much on the GPU (``_READERS_AT_A_TIME * plan.PACKED_BYTES``). An extent
