@@ -318,6 +318,14 @@ def test_files_of_one_column_may_differ_in_whether_they_are_decoded(tmp_path, ki
         assert read(tmp_path / kind)["x"] == alone
 
 
+@pytest.mark.parametrize("ending", FORMATS)
+def test_lists_of_times_of_one_unit_may_differ_in_their_type(tmp_path, ending):
+    kinds = pa.timestamp("us"), pa.timestamp("us", "UTC"), pa.duration("us"), pa.time64("us")
+    for i, kind in enumerate(kinds):
+        write(tmp_path / f"{i}{ending}", pa.table({"x": pa.array([[i]], pa.list_(kind)), "y": [True]}))
+    assert read(tmp_path)["x"] == [[0], [1], [2], [3]]
+
+
 def test_a_file_that_is_compressed_may_stand_beside_one_that_is_not(tmp_path):
     write(tmp_path / "a.arrow", pa.table({"x": [1, 2]}))
     write(tmp_path / "b.arrow", pa.table({"x": [3, 4]}), compression="zstd")

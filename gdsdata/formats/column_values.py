@@ -120,8 +120,8 @@ def _wide(kind: pyarrow.DataType, of_decimals: pyarrow.DataType) -> pyarrow.Data
     """Return the one type to which columns are cast that differ in no value.
 
     Offsets have 64 bits. Decimals become float64 by way of strings: pyarrow rounds those correctly,
-    and decimals not (seen with 26.0: 2481.95 became 2481.9500000000003). Fixed sizes stay as they
-    are, unless lists of varying sizes lie within them.
+    and decimals not (seen with 26.0: 2481.95 became 2481.9500000000003). Dates and times become
+    their integers. Fixed sizes stay as they are, unless lists of varying sizes lie within them.
     """
     arrow, types = arrow_module(), arrow_module("pyarrow.types")
     kind = storage_of(kind)
@@ -129,6 +129,8 @@ def _wide(kind: pyarrow.DataType, of_decimals: pyarrow.DataType) -> pyarrow.Data
         return arrow.large_binary()
     if types.is_decimal(kind):
         return of_decimals
+    if types.is_temporal(kind):
+        return arrow.int32() if kind.bit_width == 32 else arrow.int64()
     if not is_list(kind) and not types.is_fixed_size_list(kind):
         return kind
     inner = _wide(kind.value_type, of_decimals)
