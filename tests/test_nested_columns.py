@@ -318,6 +318,26 @@ def test_files_of_one_column_may_differ_in_whether_they_are_decoded(tmp_path, ki
         assert read(tmp_path / kind)["x"] == alone
 
 
+MICROSECONDS, MILLISECONDS = pa.timestamp("us"), pa.timestamp("ms")
+OTHER_UNITS = {
+    "timestamps": (pa.array([1], MICROSECONDS), pa.array([1], MILLISECONDS)),
+    "timestamps and integers": (pa.array([1], MICROSECONDS), pa.array([1], pa.int64())),
+    "days and integers": (pa.array([1], pa.date32()), pa.array([1], pa.int32())),
+    "lists": tuple(pa.array([[1]], pa.list_(kind)) for kind in (MICROSECONDS, pa.duration("ns"))),
+    "dictionaries": (pa.array([1], MICROSECONDS), pa.array([1], MILLISECONDS).dictionary_encode()),
+    "JSON": tuple(pa.array([[{"a": 1}]], pa.list_(pa.struct([("a", kind)]))) for kind in (MICROSECONDS, MILLISECONDS)),
+}
+
+
+@pytest.mark.parametrize("ending", FORMATS)
+@pytest.mark.parametrize("kind", OTHER_UNITS)
+def test_files_whose_times_have_other_units_are_refused(tmp_path, kind, ending):
+    for name, values in zip("ab", OTHER_UNITS[kind], strict=True):
+        write(tmp_path / f"{name}{ending}", pa.table({"x": values}))
+    with pytest.raises(ValueError, match=r"a\.\w+ counts column 'x.*' in .*, and .*b\.\w+ in .*cast"):
+        read(tmp_path)
+
+
 @pytest.mark.parametrize("ending", FORMATS)
 def test_lists_of_times_of_one_unit_may_differ_in_their_type(tmp_path, ending):
     kinds = pa.timestamp("us"), pa.timestamp("us", "UTC"), pa.duration("us"), pa.time64("us")

@@ -5,6 +5,7 @@ Source of the types: https://arrow.apache.org/docs/format/Columnar.html.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import itertools
 import json
@@ -196,6 +197,22 @@ def _levels(kind: pyarrow.DataType) -> tuple[list[int | None], pyarrow.DataType]
     return sizes, kind
 
 
+def _units_of(kind: pyarrow.DataType, name: str) -> Iterator[tuple[str, str]]:
+    """Yield what the integers in a type count, with the place of each: `Field.units`."""
+    types = arrow_module("pyarrow.types")
+    kind = storage_of(kind)
+    if types.is_dictionary(kind):
+        kind = storage_of(kind.value_type)
+    if types.is_integer(kind):
+        yield name, ""
+    elif types.is_date(kind):
+        yield name, "days" if types.is_date32(kind) else "ms"
+    elif types.is_temporal(kind):
+        yield name, kind.unit
+    for member in (kind.field(i) for i in range(kind.num_fields)):
+        yield from _units_of(member.type, f"{name}.{member.name}")
+
+
 def _said_shape(field: pyarrow.Field) -> list[int | None] | None:
     """Return the shape that `datasets` notes of a column of arrays; None: it is no such column."""
     metadata = field.metadata or {}
@@ -253,6 +270,7 @@ def _columns_of(
                 f"{path}: column {name!r} is of the type {member.type}, which has no form in a batch: cast it, "
                 f"or leave it out, as with columns={tuple(other for other in names if other != name)}"
             )
+        field = dataclasses.replace(field, units=tuple(_units_of(member.type, name)))
         columns.append(_filled(Column(field, places), fill_null, path))
     unknown = [name for name, _ in fill_null if name not in names] if isinstance(fill_null, tuple) else []
     if unknown:
@@ -333,7 +351,7 @@ def nulls_among_numbers(path: str, column: Column) -> ValueError:
 
 
 def check_alike(first: Sequence[Field], other: Sequence[Field], paths: tuple[str, str]) -> None:
-    """Check that two files' samples have the same fields.
+    """Check that two files' samples have the same fields, whose integers count the same.
 
     Raises:
         ValueError: they have not.
@@ -347,3 +365,12 @@ def check_alike(first: Sequence[Field], other: Sequence[Field], paths: tuple[str
             f"{paths[0]} has the columns ({said[0]}), and {paths[1]} ({said[1]}): read them as separate datasets, or "
             "name what they share with columns="
         )
+    known = dict(itertools.chain.from_iterable(field.units for field in first))
+    for name, unit in itertools.chain.from_iterable(field.units for field in other):
+        expected = known.get(name, unit)
+        if expected != unit:
+            bare = "integers without a unit"
+            raise ValueError(
+                f"{paths[0]} counts column {name!r} in {expected or bare}, and {paths[1]} in {unit or bare}: cast "
+                f"it to one type, read them as separate datasets, or leave it out (columns=)"
+            )

@@ -41,7 +41,7 @@ from gdsdata.storage.paths import JoinedPaths, ends_of, joined
 from gdsdata.storage.regular import regular
 
 _HEAD = struct.Struct("<16s I 4x Q")
-_MAGIC = b"gdsdata index v3"
+_MAGIC = b"gdsdata index v4"
 _ALIGNMENT = 64
 # On other file systems, a page of a file that another machine has replaced is lost: SIGBUS.
 _LOCAL = frozenset({"btrfs", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"})
