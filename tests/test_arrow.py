@@ -1,5 +1,6 @@
 """Arrow files and streams: rows are pyarrow's, and false values in a file are refused."""
 
+import contextlib
 import random
 import subprocess
 import sys
@@ -40,6 +41,26 @@ def test_files_follow_one_another_and_may_be_empty(tmp_path):
     for i, table in enumerate(tables):
         write(tmp_path / f"{i}.arrow", table, "file" if i % 2 else "stream")
     assert read_all(tmp_path) == rows_of(pa.concat_tables(tables))
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+@pytest.mark.parametrize("rows", [0, 41])
+def test_a_file_whose_first_message_has_no_frame_is_read_by_its_footer(tmp_path, rows, compression):
+    table = awkward(rows).append_column("kind", pa.array(["a", "b"] * rows).dictionary_encode()[:rows])
+    write(path := tmp_path / "a.arrow", table, "file", compression=compression)
+    content = bytearray(path.read_bytes())
+    metadata_bytes = int.from_bytes(content[12:16], "little")
+    content[8 : 16 + metadata_bytes] = content[16 : 16 + metadata_bytes] + bytes(8)  # as polars 2.1 writes
+    path.write_bytes(content)
+    assert pa.ipc.open_file(path).read_all() == table
+    write(tmp_path / "b.arrow", other := awkward(3).append_column("kind", pa.array(["c"] * 3)))
+    plain = table.set_column(len(other.columns) - 1, "kind", table["kind"].cast(pa.string()))
+    assert read_all(tmp_path) == rows_of(pa.concat_tables([plain, other]))
+    footer_bytes = int.from_bytes(content[-10:-6], "little")
+    for at in range(len(content) - 10 - footer_bytes, len(content) - 6):
+        path.write_bytes(content[:at] + bytes([content[at] ^ 0xFF]) + content[at + 1 :])
+        with contextlib.suppress(CorruptData, ValueError):
+            gdsdata.GDSDataset(path, format=Arrow(), device="cpu")
 
 
 def test_a_shuffled_epoch_has_every_row_once(tmp_path):

@@ -85,6 +85,18 @@ def test_each_record_batch_has_the_dictionary_that_lies_before_it(tmp_path):
     assert sorted(shuffled) == sorted(map(bytes, expected))
 
 
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_a_file_may_have_its_dictionaries_behind_its_record_batches(tmp_path, compression):
+    write(tmp_path / "a.arrow", table_of(VALUES), rows_a_batch=2, compression=compression)
+    by_type = {}
+    for message in pa.ipc.MessageReader.open_stream((tmp_path / "a.arrow").read_bytes()):
+        by_type[message.type] = by_type.get(message.type, b"") + message.serialize().to_pybytes()
+    messages = by_type["schema"] + by_type["record batch"] + by_type["dictionary"]
+    ends = b"ARROW1\0\0", struct.pack("<Iii", 0xFFFFFFFF, 0, 0) + b"ARROW1"
+    (tmp_path / "a.arrow").write_bytes(ends[0] + messages + ends[1])
+    assert read_all(tmp_path) == rows_of(pa.table(VALUES))
+
+
 @pytest.mark.parametrize("kind", WRITERS)
 @pytest.mark.parametrize("compression", [None, "zstd"])
 def test_deltas_follow_the_values_before_them(tmp_path, kind, compression):

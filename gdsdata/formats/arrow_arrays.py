@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from gdsdata.formats.arrow_layout import Placed
-from gdsdata.formats.arrow_messages import Message, Table
+from gdsdata.formats.arrow_messages import DICTIONARY_IS_DELTA, Message, Table
 from gdsdata.formats.columns import arrow_module
 
 if TYPE_CHECKING:
@@ -246,7 +246,7 @@ class DictionaryPart(NamedTuple):
         codec = _codec_of(data)
         take = _Taking(data, message.body_bytes, codec is not None)
         values = take.array(kinds[found])
-        return cls(found, message.header.integer(2, "B") != 0, values, codec, message.body_at)
+        return cls(found, message.header.integer(DICTIONARY_IS_DELTA, "B") != 0, values, codec, message.body_at)
 
 
 def _codec_of(header: Table) -> str | None:

@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from gdsdata.formats.arrow_arrays import LARGEST_BATCH_BYTES, Array, Batch, Buffers, DictionaryPart
 from gdsdata.formats.arrow_layout import Placed, is_read_dictionary, placed_types
-from gdsdata.formats.arrow_messages import DICTIONARY, Message, Read, batches_and_dictionaries, parsed, schema_of
+from gdsdata.formats.arrow_messages import (
+    DICTIONARY,
+    Message,
+    Read,
+    batches_and_dictionaries,
+    late_dictionaries,
+    parsed,
+    schema_of,
+)
 from gdsdata.formats.columns import Column, FillNull, arrow_module, columns_of, value_bytes
 from gdsdata.formats.parsers.damage import damaged
 from gdsdata.formats.tables import FileGroups
@@ -141,10 +149,12 @@ def find_batches(
     for column, kind in zip(columns, of_columns, strict=True):
         _refuse_unread_dictionaries(kind, column, path)
     places = _top_places(columns)
-    known = _Known(dict(_dictionaries_of(kinds, places)), read)
+    of_dictionaries = dict(_dictionaries_of(kinds, places))
+    known = _Known(of_dictionaries, read)
+    late = late_dictionaries(read, said[0], path) if of_dictionaries else []
     found = FileGroups(ArrowFile(first.frame, columns), *said, [], [], [], [], [])
     number = 0
-    for message in messages:
+    for message in itertools.chain(late, messages):
         try:
             if message.kind == DICTIONARY:
                 known.take(message)

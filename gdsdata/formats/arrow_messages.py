@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
@@ -19,8 +20,11 @@ _STREAM_AT = 8  # in a file: behind the magic, on a multiple of 8
 _FRAME = struct.Struct("<Ii")
 # Schemas of thousands of columns take far less; a length that lies must not become memory.
 _LONGEST_METADATA_BYTES = 2**26
+# The root of a message lies in its first bytes.
+_BEGIN_BYTES = 256
 
 SCHEMA, DICTIONARY, RECORDS = 1, 2, 3  # types of messages
+DICTIONARY_IS_DELTA = 2  # the member of a dictionary's header
 
 # Exactly so many bytes from an offset.
 Read = Callable[[int, int], bytes]
@@ -103,7 +107,7 @@ class Message(NamedTuple):
 
 def messages(read: Read, size_bytes: int, path: str) -> Iterator[Message]:
     """Yield the messages of a stream, or of a file, which has the same stream in it."""
-    is_file = size_bytes >= len(magics.ARROW) and read(0, len(magics.ARROW)) == magics.ARROW
+    is_file = _is_file(read, size_bytes)
     at = _STREAM_AT if is_file else 0
     if is_file and read(max(0, size_bytes - len(magics.ARROW)), len(magics.ARROW)) != magics.ARROW:
         raise damaged(path, 0, size_bytes, "it does not end with the magic of an Arrow file: it was cut short")
@@ -113,6 +117,13 @@ def messages(read: Read, size_bytes: int, path: str) -> Iterator[Message]:
             raise damaged(path, at, size_bytes - at, reason)
         prefix = read(at, _FRAME.size)
         continues, metadata_bytes = _FRAME.unpack(prefix)
+        if is_file and at == _STREAM_AT and continues != magics.ARROW_CONTINUES and _begins_bare(read, size_bytes):
+            schema, others_at = _by_footer(read, size_bytes, path)
+            yield schema
+            if others_at is None:
+                return
+            at = others_at
+            continue
         body_at = at + _FRAME.size + metadata_bytes
         is_sound = continues == magics.ARROW_CONTINUES and 0 <= metadata_bytes <= _LONGEST_METADATA_BYTES
         if not is_sound or body_at > size_bytes:
@@ -131,6 +142,47 @@ def messages(read: Read, size_bytes: int, path: str) -> Iterator[Message]:
         at = body_at + message.body_bytes
     if not is_file and body_at < size_bytes:
         raise damaged(path, body_at, size_bytes - body_at, "more follows the stream's end mark")
+
+
+def _begins_bare(read: Read, size_bytes: int) -> bool:
+    """Return whether a file's first message is a schema without its frame.
+
+    Polars 2.1 writes it so.
+    """
+    begin = read(_STREAM_AT, max(0, min(size_bytes - _STREAM_AT, _BEGIN_BYTES)))
+    try:
+        return Table(begin, struct.unpack_from("<I", begin)[0]).integer(1, "B") == SCHEMA
+    except struct.error:
+        return False
+
+
+def _by_footer(read: Read, size_bytes: int, path: str) -> tuple[Message, int | None]:
+    """Return the message of the schema in a file's footer, and where the other messages begin.
+
+    Raises:
+        CorruptData: the footer lies.
+    """
+    length_at = size_bytes - len(magics.ARROW) - 4
+    footer_bytes = int.from_bytes(read(length_at, 4), "little")
+    footer_at = length_at - footer_bytes
+    if footer_at < _STREAM_AT or footer_bytes > _LONGEST_METADATA_BYTES:
+        raise damaged(path, length_at, 4, f"its schema has no frame, and its footer has {footer_bytes} bytes")
+    footer = read(footer_at, footer_bytes)
+    try:
+        root = Table(footer, struct.unpack_from("<I", footer)[0])
+        schema, blocks = root.table(1), [*root.int64s(2, 3)[:, 0].tolist(), *root.int64s(3, 3)[:, 0].tolist()]
+        if schema is None or not all(_STREAM_AT < begin < footer_at for begin in blocks):
+            raise struct.error("no schema, or messages that are not before it")
+        # A message is its root's place, the places of its members, and these: its header's place,
+        # its version (V5) and its header's type. The header is in the footer, which follows.
+        header = 12 + schema.at
+        message = struct.pack("<I6HiIHBx4x", 16, 12, 12, 8, 10, 4, 0, 12, header, 4, SCHEMA) + footer
+        frame = _FRAME.pack(magics.ARROW_CONTINUES, len(message)) + message
+        return parsed(frame, footer_at, length_at), min(blocks, default=None)
+    except struct.error as error:
+        raise damaged(
+            path, footer_at, footer_bytes, f"its schema has no frame, and its footer lies ({error})"
+        ) from error
 
 
 def parsed(frame: bytes, at: int, body_at: int) -> Message:
@@ -186,3 +238,22 @@ def batches_and_dictionaries(read: Read, size_bytes: int, path: str) -> Iterator
         yield message
     if not has_schema:
         raise damaged(path, 0, size_bytes, "it has no schema")
+
+
+def late_dictionaries(read: Read, size_bytes: int, path: str) -> list[Message]:
+    """Return a file's whole dictionaries that follow a record batch, which may use them already.
+
+    A stream has none. It raises what `record_batches` does.
+    """
+    if not _is_file(read, size_bytes):
+        return []
+    found = batches_and_dictionaries(read, size_bytes, path)
+    late = itertools.dropwhile(lambda message: message.kind != RECORDS, found)
+    try:
+        return [one for one in late if one.kind == DICTIONARY and not one.header.integer(DICTIONARY_IS_DELTA, "B")]
+    except struct.error as error:
+        raise damaged(path, 0, size_bytes, f"the metadata of a dictionary lie ({error})") from error
+
+
+def _is_file(read: Read, size_bytes: int) -> bool:
+    return size_bytes >= len(magics.ARROW) and read(0, len(magics.ARROW)) == magics.ARROW
