@@ -339,6 +339,24 @@ def test_files_whose_times_have_other_units_are_refused(tmp_path, kind, ending):
 
 
 @pytest.mark.parametrize("ending", FORMATS)
+def test_columns_that_stand_in_the_names_of_folders_alone_are_told(tmp_path, ending, recwarn):
+    for label in "ab":
+        write(tmp_path / f"label={label}" / f"0{ending}", pa.table({"x": [1]}))
+    paths = f"{tmp_path}/*/*{ending}"
+    with pytest.warns(RuntimeWarning, match=r"folders named by columns \('label'\), which are not read"):
+        assert read(paths) == {"x": [1, 1]}
+    with pytest.raises(ValueError, match="no column 'label': it has 'x'. 'label' stands in the names of folders"):
+        read(paths, FORMATS[ending](columns=("x", "label")))
+    recwarn.clear()
+    read(paths, FORMATS[ending](columns=("x",)))
+    read(f"{tmp_path}/label=a/*{ending}")
+    write(tmp_path / "label=a" / f"0{ending}", pa.table({"x": [1], "label": ["a"]}))
+    write(tmp_path / "label=b" / f"0{ending}", pa.table({"x": [1], "label": ["b"]}))
+    read(paths)
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize("ending", FORMATS)
 def test_lists_of_times_of_one_unit_may_differ_in_their_type(tmp_path, ending):
     kinds = pa.timestamp("us"), pa.timestamp("us", "UTC"), pa.duration("us"), pa.time64("us")
     for i, kind in enumerate(kinds):

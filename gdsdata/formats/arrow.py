@@ -37,6 +37,7 @@ from gdsdata.formats.fields import Field, FieldIndex
 from gdsdata.formats.index import first_samples
 from gdsdata.formats.parsers import magics
 from gdsdata.formats.parsers.damage import damaged
+from gdsdata.formats.partitions import warn_of_partitions
 from gdsdata.formats.tables import FileGroups, TableIndex
 from gdsdata.storage.opened import Opened, of_each, open_file
 
@@ -94,7 +95,10 @@ class Arrow:
             FileNotFoundError, IoError: a file is not available.
         """
         paths = [path for path in paths if not magics.is_beside_data(path)] or paths
-        return index_files(paths, self.columns, self.fill_null)
+        index = index_files(paths, self.columns, self.fill_null)
+        if self.columns is None:
+            warn_of_partitions(paths, index.fields)
+        return index
 
 
 # Returns where a file or stream of Arrow lies in a file: begin and length in bytes.

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import numpy as np
 
 from gdsdata.errors import CorruptData
+from gdsdata.formats import partitions
 from gdsdata.formats.fields import Field
 
 if TYPE_CHECKING:
@@ -325,7 +326,8 @@ def _expanded(wanted: Sequence[str], called: Mapping[str, Collection[str]], path
     for name in wanted:
         members = [other for other, names in called.items() if name in names]
         if not members:
-            raise ValueError(f"{path} has no column {name!r}: it has {', '.join(map(repr, called))}")
+            has = ", ".join(map(repr, called))
+            raise ValueError(f"{path} has no column {name!r}: it has {has}{partitions.hint_about(name, path)}")
         expanded.update(dict.fromkeys(members))
     return tuple(expanded)
 

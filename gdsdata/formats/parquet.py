@@ -25,6 +25,7 @@ from gdsdata.formats.parquet_file import ParquetFile, metadata_of
 from gdsdata.formats.parsers import magics
 from gdsdata.formats.parsers.damage import damaged
 from gdsdata.formats.parsers.parquet_footer import StoredColumn, row_groups_of
+from gdsdata.formats.partitions import warn_of_partitions
 from gdsdata.formats.tables import FileGroups, TableIndex, errors_of_pyarrow, line_of
 from gdsdata.storage.opened import Opened, of_each, open_file
 
@@ -92,7 +93,10 @@ class Parquet:
         arrow_module("pyarrow.parquet")
         paths = [path for path in paths if not magics.is_beside_data(path)] or paths
         found = list(of_each(lambda path: _index_file(path, self.columns, self.fill_null), paths, _READERS))
-        return TableIndex.of_files(paths, found)
+        index = TableIndex.of_files(paths, found)
+        if self.columns is None:
+            warn_of_partitions(paths, index.fields)
+        return index
 
 
 def _index_file(path: str, wanted: Sequence[str] | None, fill_null: FillNull) -> FileGroups:
