@@ -267,9 +267,10 @@ def _columns_of(
         member, places = found[name]
         field = field_of(name, member.type, _said_shape(member))
         if field is None or (field.shape and 0 in field.shape):
+            others = tuple(other for other in names if other != name)
+            remedy = f"cast it, or leave it out, as with columns={others}" if others else "cast it"
             raise ValueError(
-                f"{path}: column {name!r} is of the type {member.type}, which has no form in a batch: cast it, "
-                f"or leave it out, as with columns={tuple(other for other in names if other != name)}"
+                f"{path}: column {name!r} is of the type {member.type}, which has no form in a batch: {remedy}"
             )
         field = dataclasses.replace(field, units=tuple(_units_of(member.type, name)))
         columns.append(_filled(Column(field, places), fill_null, path))
