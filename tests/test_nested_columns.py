@@ -319,6 +319,20 @@ def test_files_of_one_column_may_differ_in_whether_they_are_decoded(tmp_path, ki
 
 
 MICROSECONDS, MILLISECONDS = pa.timestamp("us"), pa.timestamp("ms")
+
+
+@pytest.mark.parametrize("ending", FORMATS)
+def test_a_filling_value_beyond_a_float_is_refused(tmp_path, ending):
+    table = pa.table({"x": pa.array([None, 1], pa.float16()), "y": pa.array([None, 1], pa.float32())})
+    path = write(tmp_path / f"a{ending}", table)
+    for value in (65520, -1e300, 10**400):
+        with pytest.raises(ValueError, match="'x' has nulls, and fill_null=.* is no value of float16"):
+            read(path, FORMATS[ending](fill_null=value))
+    with pytest.raises(ValueError, match="fill_null has 1e[+]39 for column 'y', which float32 has no value for"):
+        read(path, FORMATS[ending](fill_null={"x": 0, "y": 1e39}))
+    assert read(path, FORMATS[ending](fill_null={"x": 65504, "y": -math.inf})) == {"x": [65504, 1], "y": [-math.inf, 1]}
+
+
 OTHER_UNITS = {
     "timestamps": (pa.array([1], MICROSECONDS), pa.array([1], MILLISECONDS)),
     "timestamps and integers": (pa.array([1], MICROSECONDS), pa.array([1], pa.int64())),

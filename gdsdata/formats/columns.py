@@ -301,7 +301,7 @@ def _filled(column: Column, fill_null: FillNull, path: str) -> Column:
 def _has_value(dtype: np.dtype, value: float) -> bool:
     """Return whether numbers of a dtype can have a value; floats have the nearest one."""
     if dtype.kind == "f":
-        return True
+        return value != value or abs(value) == math.inf or abs(value) <= float(np.finfo(dtype).max)
     if value != value or value in (math.inf, -math.inf) or int(value) != value:
         return False
     return value in (0, 1) if dtype.kind == "b" else np.iinfo(dtype).min <= value <= np.iinfo(dtype).max
