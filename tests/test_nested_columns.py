@@ -322,6 +322,14 @@ MICROSECONDS, MILLISECONDS = pa.timestamp("us"), pa.timestamp("ms")
 
 
 @pytest.mark.parametrize("ending", FORMATS)
+def test_structs_of_two_members_of_one_name_are_no_json(tmp_path, ending):
+    twice = pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], ["k", "k"])
+    path = write(tmp_path / f"a{ending}", pa.table({"x": pa.ListArray.from_arrays([0, 1], twice), "y": [1]}))
+    with pytest.raises(ValueError, match=r"column 'x' .* has no form in a batch: .*columns=\('y',\)"):
+        read(path)
+
+
+@pytest.mark.parametrize("ending", FORMATS)
 def test_a_filling_value_beyond_a_float_is_refused(tmp_path, ending):
     table = pa.table({"x": pa.array([None, 1], pa.float16()), "y": pa.array([None, 1], pa.float32())})
     path = write(tmp_path / f"a{ending}", table)

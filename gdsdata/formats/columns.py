@@ -142,6 +142,8 @@ def is_json(kind: pyarrow.DataType) -> bool:
     kind = storage_of(kind)
     if types.is_dictionary(kind):
         return is_json(kind.value_type)
+    if types.is_struct(kind) and len({kind.field(i).name for i in range(kind.num_fields)}) < kind.num_fields:
+        return False  # an object of JSON has one member of a name
     if types.is_struct(kind) or types.is_map(kind) or is_list(kind) or types.is_fixed_size_list(kind):
         return all(is_json(kind.field(i).type) for i in range(kind.num_fields))
     is_plain = is_bytes(kind) or types.is_fixed_size_binary(kind) or types.is_null(kind)
