@@ -293,6 +293,36 @@ def test_what_the_environment_forbids_is_not_loaded(tmp_path, monkeypatch):
         assert gdsdata.load(tmp_path / "x.pt", weights_only=False)["f"] == fractions.Fraction(1, 3)
 
 
+class Packed:
+    """Keeps a tensor as a file of torch.save in memory, as some quantized weights do."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    def __getstate__(self):
+        torch.save(self.tensor, packed := io.BytesIO())
+        return packed.getvalue()
+
+    def __setstate__(self, packed):
+        self.tensor = torch.load(io.BytesIO(packed))
+
+
+@pytest.mark.parametrize("weights_only", [True, False])
+@pytest.mark.parametrize("environment", [None, "TORCH_FORCE_WEIGHTS_ONLY_LOAD"])
+def test_an_object_that_loads_a_file_of_its_own_gets_its_values(tmp_path, monkeypatch, weights_only, environment):
+    if environment:
+        monkeypatch.setenv(environment, "1")
+    torch.save({"packed": Packed(torch.arange(1000)), "plain": torch.ones(3)}, tmp_path / "x.pt")
+    with torch.serialization.safe_globals([Packed]), gdsdata.torch_hooks() as hooked:
+        for location in (None, lambda storage, location: storage):
+            found = torch.load(tmp_path / "x.pt", map_location=location, weights_only=weights_only)
+            assert torch.equal(found["packed"].tensor, torch.arange(1000))
+            assert torch.equal(found["plain"], torch.ones(3))
+        found = gdsdata.load(tmp_path / "x.pt", weights_only=weights_only)
+        assert torch.equal(found["packed"].tensor, torch.arange(1000))
+    assert hooked.report().served["torch.load"].calls == 2
+
+
 def outcome(call) -> object:
     """Return a call's result, or its error's type and text."""
     try:

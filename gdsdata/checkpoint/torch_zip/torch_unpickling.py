@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from gdsdata import torch_private
 from gdsdata.checkpoint.open_file import OpenFile
 from gdsdata.checkpoint.torch_zip.unpickling import SavedStorage
 from gdsdata.errors import CorruptData
@@ -66,11 +67,17 @@ def is_own(map_location: Any) -> bool:
 
 def _unpickled(file: OpenFile, locations: Any, weights_only: bool | None) -> Any:
     with file.reader() as reader:
-        # torch refuses a pickle_module if the environment forbids weights_only=False.
-        if weights_only is False and "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ:
-            return torch.load(reader, map_location=locations, pickle_module=_PICKLE, weights_only=False, mmap=False)
-        with torch.serialization.skip_data():
+        # torch refuses a pickle_module if the environment forbids weights_only=False. Then it reads
+        # the storages too.
+        if "TORCH_FORCE_WEIGHTS_ONLY_LOAD" in os.environ:
             return torch.load(reader, map_location=locations, weights_only=weights_only, mmap=False)
+        if weights_only is False:
+            return torch.load(reader, map_location=locations, pickle_module=_PICKLE, weights_only=False, mmap=False)
+        try:
+            return torch.load(reader, map_location=locations, pickle_module=_STRICT, weights_only=False, mmap=False)
+        except pickle.UnpicklingError as error:
+            words = f"weights_only=True does not allow it: {error}. If you trust the file, pass weights_only=False"
+            raise pickle.UnpicklingError(words) from None
 
 
 class _Supply:
@@ -148,7 +155,7 @@ _BEFORE_ALL_OTHERS = -1_000_000_007
 torch.serialization.register_package(_BEFORE_ALL_OTHERS, _untagged, _supplied)
 
 
-class _Unpickler(pickle.Unpickler):
+class _WithoutData:
     """Keeps torch from reading a storage while it makes one, and only then.
 
     Other code that the pickle calls may load other files by torch, which need their values.
@@ -166,4 +173,13 @@ def _without_data(load: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return load_without_data
 
 
+class _Unpickler(_WithoutData, pickle.Unpickler):
+    """Makes any object."""
+
+
+class _StrictUnpickler(_WithoutData, torch_private.weights_only_pickle_module().Unpickler):  # type: ignore[misc]
+    """Makes what ``weights_only=True`` allows."""
+
+
 _PICKLE = types.SimpleNamespace(__name__="pickle", Unpickler=_Unpickler, load=pickle.load)
+_STRICT = types.SimpleNamespace(__name__="weights_only", Unpickler=_StrictUnpickler)
