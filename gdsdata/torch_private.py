@@ -9,10 +9,11 @@ warns.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -153,6 +154,20 @@ def moves_no_values() -> bool:
     warn_if_newer()
     detect_fake_mode: Callable[[Iterable[Any] | None], Any] = torch._guards.detect_fake_mode
     return torch.serialization._serialization_tls.skip_data or detect_fake_mode(None) is not None
+
+
+@contextlib.contextmanager
+def map_location_restored() -> Iterator[None]:
+    """For ``with``: undo what torch.load notes of its ``map_location`` for tensor subclasses.
+
+    After an error, torch would keep it, and all storages that it refers to.
+    """
+    noted = torch.serialization._serialization_tls
+    before = noted.map_location
+    try:
+        yield
+    finally:
+        noted.map_location = before
 
 
 # These are called for every batch, so they have no Python frame of their own.

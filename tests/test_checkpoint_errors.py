@@ -1,6 +1,8 @@
 """Mistakes with checkpoints, and files that are none, cause errors with path, place and remedy."""
 
 import argparse
+import contextlib
+import gc
 import gzip
 import json
 import os
@@ -9,6 +11,7 @@ import re
 import sys
 import threading
 import types
+import weakref
 from datetime import datetime
 from pathlib import Path
 
@@ -22,6 +25,7 @@ import gdsdata
 import gdsdata.safetensors
 from gdsdata.checkpoint.open_file import OpenFile
 from gdsdata.checkpoint.tensor_reader import TensorReader
+from gdsdata.checkpoint.torch_zip import archive_reader
 from gdsdata.checkpoint.torch_zip.archive import open_archive
 from gdsdata.checkpoint.torch_zip.archive_reader import unpickle_structure
 from gdsdata.errors import CorruptData, IoError
@@ -129,6 +133,25 @@ def test_an_error_of_a_users_class_stays_what_it_is(tmp_path):
     torch.save(fails, tmp_path / "x.pt")
     with pytest.raises(FileExistsError, match="the class's own"):
         gdsdata.load(tmp_path / "x.pt", weights_only=False)
+
+
+@pytest.mark.parametrize("weights_only", [True, False])
+def test_a_load_that_fails_in_a_class_keeps_no_memory(tmp_path, monkeypatch, weights_only):
+    kept = []
+
+    def unpickle(file, saved, storages, *others):
+        kept.extend(map(weakref.ref, storages))
+        return its(file, saved, storages, *others)
+
+    its = archive_reader.unpickle_by_torch
+    monkeypatch.setattr(archive_reader, "unpickle_by_torch", unpickle)
+    fails = Fails()
+    fails.has_a_state = True
+    torch.save({"a": torch.ones(1000), "fails": fails}, tmp_path / "x.pt")
+    with contextlib.suppress(FileExistsError, pickle.UnpicklingError):
+        gdsdata.load(tmp_path / "x.pt", weights_only=weights_only)
+    gc.collect()
+    assert [one() for one in kept] == [None]
 
 
 def test_no_memory_is_no_damage(tmp_path, monkeypatch):

@@ -66,7 +66,7 @@ def is_own(map_location: Any) -> bool:
 
 
 def _unpickled(file: OpenFile, locations: Any, weights_only: bool | None) -> Any:
-    with file.reader() as reader:
+    with file.reader() as reader, torch_private.map_location_restored():
         # torch refuses a pickle_module if the environment forbids weights_only=False. Then it reads
         # the storages too.
         if "TORCH_FORCE_WEIGHTS_ONLY_LOAD" in os.environ:
