@@ -18,6 +18,16 @@ PARTS = ["*", "**", "a", "b", "?", "[ab]*", ".*", "*.x", ".", "a*", "[[]q]", ".h
 SEEDS = range(12)
 
 
+def test_two_dots_behind_a_link_lead_where_the_system_goes(tmp_path, monkeypatch):
+    for folder in ("there/data", "data"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "a").touch()
+    (tmp_path / "link").symlink_to("there/data")
+    monkeypatch.chdir(tmp_path)
+    for source in ("link/../data/a", "link/../data/*", "link/../data"):
+        assert list(listing_of(source).paths) == [f"{tmp_path}/there/data/a"]
+
+
 def grow(root: Path, chosen: random.Random) -> None:
     """One more entry somewhere below: a file, a folder or a link."""
     folders = [root, *(path for path in root.rglob("*") if path.is_dir() and not path.is_symlink())]

@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from gdsdata.storage.paths import JoinedPaths, absolutes, chosen, contain, ends_of, joined
+from gdsdata.storage.paths import JoinedPaths, absolute, absolutes, chosen, contain, ends_of, joined
 
 KINDS = {
     "one": ["/a"],
@@ -22,6 +22,20 @@ def both(request):
     """The list, and what should be like it."""
     content = joined(KINDS[request.param])
     return KINDS[request.param], JoinedPaths(content, ends_of(content))
+
+
+def test_two_dots_behind_a_link_lead_where_the_system_goes(tmp_path, monkeypatch):
+    there = tmp_path / "there"
+    (there / "run").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("there/run")
+    (tmp_path / "same").symlink_to(".")
+    monkeypatch.chdir(tmp_path)
+    for path in ("link/../x", f"{tmp_path}/link/../x", "same/link/.././x", "link/../run/../x", "link/..//x"):
+        assert absolute(path) == absolutes([path])[0] == f"{there}/x"
+    assert absolute("link/..") == f"{there}"
+    assert absolute("link/../*/x") == f"{there}/*/x"
+    for path in ("there/../x", "../x", "link/x", "none/../x", "link/./x", "/../x", "same/x"):
+        assert absolute(path) == os.path.abspath(path)
 
 
 def test_they_are_the_same_sequence(both):

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from typing import BinaryIO
 
+from gdsdata.storage.paths import absolute
 from gdsdata.storage.urls import is_remote
 
 
@@ -34,7 +35,7 @@ def place_of(path: str, where: str, kind: str, ending: str) -> str:
     if is_remote(path):  # beside an object nothing is kept: it is another's
         digest = hashlib.sha256(path.encode(errors="surrogateescape")).hexdigest()[:32]
         return os.path.join(folder_of_objects(where, kind), f"{digest}.{ending}")
-    folder, name = os.path.split(os.path.abspath(path))
+    folder, name = os.path.split(absolute(path))
     if where == "beside":
         return os.path.join(folder, f".{name}.{ending}")  # hidden: a folder's other files are data
     digest = hashlib.sha256(os.fsencode(os.path.join(folder, name))).hexdigest()[:32]

@@ -35,7 +35,7 @@ from gdsdata.formats.index import Format, SampleIndex
 from gdsdata.formats.listing import Folder, Listing, Source, folder_now, sources_of
 from gdsdata.io.engine import warn_once
 from gdsdata.storage.heads import statuses_of
-from gdsdata.storage.paths import absolutes, chosen, joined
+from gdsdata.storage.paths import absolute, absolutes, chosen, joined
 from gdsdata.storage.urls import have_urls, is_remote
 from gdsdata.warn import warn
 
@@ -82,7 +82,7 @@ class KeptIndex:
         sources = sources_of(source)
         are_remote = have_urls(sources)
         sources = (
-            [one if is_remote(one) else os.path.abspath(one) for one in sources] if are_remote else absolutes(sources)
+            [one if is_remote(one) else absolute(one) for one in sources] if are_remote else absolutes(sources)
         )
         folder_of = caches.folder_of_objects if are_remote else caches.folder_of
         self._folder = folder_of(where, KIND)

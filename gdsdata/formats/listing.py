@@ -13,7 +13,7 @@ from typing import NamedTuple
 from gdsdata.errors import IoError
 from gdsdata.formats.parsers import magics
 from gdsdata.storage.heads import statuses_of
-from gdsdata.storage.paths import absolutes, contain
+from gdsdata.storage.paths import absolute, absolutes, contain
 from gdsdata.storage.urls import have_urls, is_remote
 
 Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -93,7 +93,7 @@ def listing_of(source: Source, split: str | None = None) -> Listing:
             raise FileNotFoundError(f"{one} {no_files_in(one)}")
         if os.path.isdir(one):
             _refuse_table(one)
-            in_folders[os.path.abspath(one)] = files
+            in_folders[absolute(one)] = files
         else:
             found.update(_without_beside(files))
     chosen = in_folders
@@ -233,13 +233,13 @@ class _Expansion:
     def files(self, source: str) -> list[str]:
         """Return absolute paths."""
         if os.path.isdir(source):  # before the glob, because a name may have brackets
-            folder = os.path.abspath(source)
+            folder = absolute(source)
             return [entry.path for entry in self._entries(folder, must_list=True) if _is_file(entry)]
         return self._globbed(source) if _is_pattern(source) else []
 
     def files_below(self, source: str) -> list[str]:
         """Return absolute paths; a folder means its files and those of all folders below it."""
-        return list(self._below(os.path.abspath(source), ())) if os.path.isdir(source) else self.files(source)
+        return list(self._below(absolute(source), ())) if os.path.isdir(source) else self.files(source)
 
     def _below(self, folder: str, above: tuple[os.stat_result, ...]) -> Iterator[str]:
         status = _status_of_new(folder, above)
@@ -257,7 +257,7 @@ class _Expansion:
             return []  # a folder is meant
         plain = list(itertools.takewhile(lambda part: not _is_pattern(part), above))
         top = os.sep.join([*plain, ""]) or os.curdir
-        folders = [os.path.abspath(top)] if os.path.isdir(top) else []
+        folders = [absolute(top)] if os.path.isdir(top) else []
         for part in above[len(plain) :]:
             folders = [path for folder in folders for path in self._folders_in(folder, part)]
         if last == "**":

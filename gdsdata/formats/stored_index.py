@@ -37,7 +37,7 @@ from gdsdata.formats.sample import Sample
 from gdsdata.formats.tables import TableIndex
 from gdsdata.formats.windows import WindowIndex
 from gdsdata.io.engine import crc32c_of_rows
-from gdsdata.storage.paths import JoinedPaths, ends_of, joined
+from gdsdata.storage.paths import JoinedPaths, absolute, ends_of, joined
 from gdsdata.storage.regular import regular
 
 _HEAD = struct.Struct("<16s I 4x Q")
@@ -86,7 +86,7 @@ class StoredAt:
 
     @classmethod
     def of(cls, path: str, status: os.stat_result) -> StoredAt:
-        return cls(os.path.abspath(path), status.st_dev, status.st_ino, status.st_size)
+        return cls(absolute(path), status.st_dev, status.st_ino, status.st_size)
 
     def is_there(self) -> bool:
         """Return whether the path still names this file."""

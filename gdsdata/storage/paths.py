@@ -9,13 +9,25 @@ from typing import Any, overload
 import numpy as np
 
 
+def absolute(path: str) -> str:
+    """Return what `os.path.abspath` does, but ".." behind a link is what it is to the system.
+
+    It is the folder above the one that the link leads to.
+    """
+    normal, parts = os.path.abspath(path), path.split(os.sep)
+    if os.pardir not in parts or os.path.realpath(normal) == os.path.realpath(path):
+        return normal
+    behind = len(parts) - parts[::-1].index(os.pardir)
+    return os.path.normpath(os.path.join(os.path.realpath(os.sep.join(parts[:behind])), *parts[behind:]))
+
+
 def absolutes(paths: Sequence[str]) -> list[str]:
-    """Return what `os.path.abspath` does, of many paths, faster if all of them are that already."""
+    """Return what `absolute` does, of many paths, faster if all of them are that already."""
     text = "\0".join(paths)
     are_normal = (
         f"\0{text}".count("\0/") == text.count("\0") + 1 and _are_normal(text) and set(map(type, paths)) == {str}
     )
-    return list(paths) if are_normal else [os.path.abspath(path) for path in paths]
+    return list(paths) if are_normal else [absolute(path) for path in paths]
 
 
 def _are_normal(text: str) -> bool:

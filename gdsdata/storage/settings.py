@@ -13,6 +13,7 @@ from gdsdata.io import remote_access
 from gdsdata.io.remote_access import CACHE_VARIABLE
 from gdsdata.storage import stores
 from gdsdata.storage.location import is_url, local_folder, location_of
+from gdsdata.storage.paths import absolute
 from gdsdata.storage.secret import Secret
 
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kMGTP]?i?)B?")
@@ -118,7 +119,7 @@ def cache_folder(given: str | os.PathLike[str] | None = None) -> str | None:
         ValueError: it is the URL of objects.
     """
     said, name = (os.environ.get(CACHE_VARIABLE), CACHE_VARIABLE) if given is None else (given, "cache")
-    return os.path.abspath(local_folder(name, said)) if said else None
+    return absolute(local_folder(name, said)) if said else None
 
 
 def folder_of_derived(kind: str) -> str | None:
