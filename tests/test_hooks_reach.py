@@ -677,6 +677,19 @@ def test_calls_of_many_threads_are_all_counted(tmp_path):
     assert [(one.call, one.calls) for one in hooks.report().left_to_torch] == [("torch.load", 40)]
 
 
+def test_two_dots_behind_a_link_lead_where_the_system_goes(tmp_path, monkeypatch):
+    (tmp_path / "there" / "run").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("there/run")
+    monkeypatch.chdir(tmp_path)
+    with gdsdata.torch_hooks() as hooks:
+        torch.save([1], "link/../x.pt")
+    assert served(hooks, "torch.save") == 1
+    assert torch.load("there/x.pt") == [1] and not os.path.exists("x.pt")
+    with gdsdata.AsyncCheckpointer("link/../new/run") as checkpointer:
+        checkpointer.save(1, {"a": torch.ones(3)}).result()
+    assert os.path.isdir("there/new/run/step-1") and not os.path.exists("new")
+
+
 # --- equality with torch ----------------------------------------------------------------------------------------------
 
 

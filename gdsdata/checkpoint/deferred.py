@@ -10,6 +10,8 @@ from typing import Any, Protocol
 
 import torch
 
+from gdsdata.storage.paths import absolute
+
 
 class Deferred(Protocol):
     """Takes saves over.
@@ -42,7 +44,7 @@ def deferring(saves: Deferred, folder: str) -> Iterator[None]:
     This holds for the calling thread, and not for `gdsdata.save`.
     """
     before = getattr(_of_thread, "taken_over", None)
-    _of_thread.taken_over = saves, os.path.join(os.path.abspath(folder), "")
+    _of_thread.taken_over = saves, os.path.join(absolute(folder), "")
     try:
         yield
     finally:
@@ -52,4 +54,4 @@ def deferring(saves: Deferred, folder: str) -> Iterator[None]:
 def deferred_for(path: str) -> Deferred | None:
     """Return what takes over a save of the calling thread to a path; None: nothing does."""
     saves, folder = getattr(_of_thread, "taken_over", None) or (None, "")
-    return saves if saves is not None and os.path.abspath(path).startswith(folder) else None
+    return saves if saves is not None and absolute(path).startswith(folder) else None

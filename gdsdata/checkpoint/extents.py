@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from gdsdata.checkpoint.tree import Path
 from gdsdata.checkpoint.urls import is_url
 from gdsdata.distinct import distinct
 from gdsdata.io import engine
+from gdsdata.storage.paths import absolute
 
 if TYPE_CHECKING:
     from gdsdata.collective.plan import Parts, Wants
@@ -79,8 +79,7 @@ class SharedExtents:
         files = list(dict.fromkeys(record.file for record in records if record.file is not None))
         place = {file: i for i, file in enumerate(files)}
         versions = tuple(
-            plan.FileVersion(file.path if is_url(file.path) else os.path.abspath(file.path), *file.seen)
-            for file in files
+            plan.FileVersion(file.path if is_url(file.path) else absolute(file.path), *file.seen) for file in files
         )
         if any(device not in (torch.device("cpu"), self._gpu) for device in self._devices):
             engine.warn_once(f"ranks share what is for {self._gpu}; this one reads by itself what is for other GPUs")

@@ -21,6 +21,7 @@ from gdsdata.errors import IoError
 from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
 from gdsdata.progress_bars import current
+from gdsdata.storage.paths import absolute
 
 Extent = tuple[int, torch.Tensor]  # where it goes in the file, and its bytes: uint8, one dimension, contiguous
 
@@ -359,7 +360,7 @@ def make_folder(path: str) -> None:
     """
     if os.path.isdir(path):
         return
-    above = os.path.dirname(os.path.abspath(path))
+    above = os.path.dirname(absolute(path))
     make_folder(above)
     try:
         with contextlib.suppress(FileExistsError):
@@ -389,7 +390,7 @@ def synced_below(folder: str) -> Iterator[None]:
         sync_file(path)
     for directory, _, _ in os.walk(folder):
         sync_folder(directory)
-    sync_folder(os.path.dirname(os.path.abspath(folder)))
+    sync_folder(os.path.dirname(absolute(folder)))
 
 
 def _files_below(folder: str) -> set[tuple[str, tuple[int, int, int]]]:

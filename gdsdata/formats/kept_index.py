@@ -81,9 +81,7 @@ class KeptIndex:
     ) -> None:
         sources = sources_of(source)
         are_remote = have_urls(sources)
-        sources = (
-            [one if is_remote(one) else absolute(one) for one in sources] if are_remote else absolutes(sources)
-        )
+        sources = [one if is_remote(one) else absolute(one) for one in sources] if are_remote else absolutes(sources)
         folder_of = caches.folder_of_objects if are_remote else caches.folder_of
         self._folder = folder_of(where, KIND)
         said = "\0".join([version, repr(format), repr(split), *sources])

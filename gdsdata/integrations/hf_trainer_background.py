@@ -18,6 +18,7 @@ from gdsdata.integrations.hf_trainer_folders import STATE_OF_TRAINER, remove_old
 from gdsdata.integrations.hf_trainer_mixin import TrainerMixin
 from gdsdata.integrations.overrides import check_overrides
 from gdsdata.io.options import EngineOptions
+from gdsdata.storage.paths import absolute
 
 _SUFFIX = ".saving"  # of the Trainer's state, until the checkpoint is complete
 
@@ -50,7 +51,7 @@ class BackgroundTrainerMixin(TrainerMixin):
         if not self.in_background:
             return super().train(*arguments, **named)
         saves = FileSaves(
-            os.path.abspath(self.args.output_dir), size_in_bytes("staging_bytes", self.staging_bytes), EngineOptions()
+            absolute(self.args.output_dir), size_in_bytes("staging_bytes", self.staging_bytes), EngineOptions()
         )
         self._saves, self._last_step = saves, -1
         try:
@@ -81,7 +82,7 @@ class BackgroundTrainerMixin(TrainerMixin):
         saves, step, limit = self._saves, self.state.global_step, self.args.save_total_limit
         if saves is None or trial is not None or self._is_of_others():
             return super()._save_checkpoint(model, trial)
-        folder = os.path.join(os.path.abspath(self.args.output_dir), f"checkpoint-{step}")
+        folder = os.path.join(absolute(self.args.output_dir), f"checkpoint-{step}")
         # Two saves of a step would share files, and an earlier step would look like a rest.
         with self._all_succeed():
             saves.raise_unseen(only_ended=step > self._last_step)
@@ -96,7 +97,7 @@ class BackgroundTrainerMixin(TrainerMixin):
         finally:
             self.args.save_total_limit = limit
         best = self.state.best_model_checkpoint
-        saves.behind(functools.partial(_complete, folder, limit, best and os.path.abspath(best)))
+        saves.behind(functools.partial(_complete, folder, limit, best and absolute(best)))
         return None
 
     def _save_rng_state(self, output_dir: str) -> None:

@@ -7,6 +7,7 @@ import re
 import shutil
 
 from gdsdata.io.engine import warn_once
+from gdsdata.storage.paths import absolute
 
 STATE_OF_TRAINER = "trainer_state.json"  # which a Trainer writes last
 _FOLDER = re.compile(r"checkpoint-[0-9]+")
@@ -53,7 +54,7 @@ def remove_old(newest: str, limit: int, best: str | None) -> None:
     A folder that cannot be removed stays, with a warning.
     """
     folders = [one for one in _folders(os.path.dirname(newest)) if _step_of(one) < _step_of(newest)]
-    stay = [one for one in folders if best is not None and os.path.abspath(one) == os.path.abspath(best)]
+    stay = [one for one in folders if best is not None and absolute(one) == absolute(best)]
     complete = [one for one in folders if one not in stay and is_complete(one)]
     kept = max(limit - 1 - len(stay), 0)
     stay += complete[max(len(complete) - kept, 0) :]

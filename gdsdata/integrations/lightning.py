@@ -16,6 +16,7 @@ from gdsdata.checkpoint.api import load, save
 from gdsdata.checkpoint.urls import is_url, joined, plain_path, store_and_key
 from gdsdata.integrations.versions import importing
 from gdsdata.io.options import EngineOptions, options_of
+from gdsdata.storage.paths import absolute
 from gdsdata.storage.store import ObjectInfo
 
 with importing("lightning"):
@@ -116,5 +117,5 @@ def prepared_place(path: str | os.PathLike[str], storage_options: Any) -> str:
         )
     place = local_place(path)
     if not is_url(place):
-        os.makedirs(os.path.dirname(os.path.abspath(place)), exist_ok=True)
+        os.makedirs(os.path.dirname(absolute(place)), exist_ok=True)
     return place

@@ -20,6 +20,7 @@ from gdsdata.checkpoint.torch_zip import torch_config
 from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
 from gdsdata.observe.times import note_checkpoint_stall
+from gdsdata.storage.paths import absolute
 
 
 class FileSaves:
@@ -117,7 +118,7 @@ class FileSaves:
 
     def _save(self, content: SaveContent, path: str, started: float) -> None:
         job = SaveJob(self.step, content, self._staging, Snapshots(0), self._counts)
-        written = self._saver.submit(self._write, job, os.path.abspath(path))
+        written = self._saver.submit(self._write, job, absolute(path))
         self._counts.begin(self.step, job.size_bytes, written)
         try:
             job.stage()
