@@ -348,6 +348,7 @@ REFUSED_BY_TORCH: dict[str, Callable[[], object]] = {
     "a storage in two dtypes": lambda: [(base := torch.zeros(8)).storage(), base.view(torch.int32)],
     "a tensor of zeros without memory": lambda: torch._efficientzerotensor((4, 5)),
     "a lambda": lambda: lambda: None,
+    "a lambda in a list that contains itself": lambda: [(own := []).append(own), own, lambda: None],
 }
 
 

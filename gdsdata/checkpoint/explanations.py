@@ -242,15 +242,16 @@ def unpicklable(value: Any, error: Exception, pickled: Callable[[Any], object]) 
     """
     if type(error) not in (pickle.PicklingError, TypeError, AttributeError):
         return error
-    for one in leaves(value):
-        try:
-            pickled(one.value)
-        except Exception as its:
-            if not one.path or type(its) is not type(error):
-                break
-            kind = type(one.value).__name__
-            return type(error)(
-                f"{name_of(one.path)}, of type {kind}, cannot be saved: {its}. Leave it out, or save plain values "
-                "in its place"
-            )
+    with contextlib.suppress(RecursionError):  # a container that contains itself
+        for one in leaves(value):
+            try:
+                pickled(one.value)
+            except Exception as its:
+                if not one.path or type(its) is not type(error):
+                    break
+                kind = type(one.value).__name__
+                return type(error)(
+                    f"{name_of(one.path)}, of type {kind}, cannot be saved: {its}. Leave it out, or save plain values "
+                    "in its place"
+                )
     return error
