@@ -342,6 +342,16 @@ def test_locations_that_torch_does_not_know_end_in_its_errors(tmp_path, location
     assert expected[0] in (RuntimeError, TypeError, AttributeError)
 
 
+@pytest.mark.parametrize("path", ["new.pt/", "none/../new.pt", "none/new.pt", "folder/", "folder/new.pt/"])
+def test_a_path_that_torch_does_not_write_to_is_refused_in_its_words(tmp_path, monkeypatch, path):
+    (tmp_path / "folder").mkdir()
+    monkeypatch.chdir(tmp_path)
+    expected = outcome(lambda: torch.save([1], path))
+    with gdsdata.torch_hooks():
+        assert outcome(lambda: torch.save([1], path)) == expected
+    assert expected[0] is RuntimeError and os.listdir() == ["folder"] and not os.listdir("folder")
+
+
 REFUSED_BY_TORCH: dict[str, Callable[[], object]] = {
     "memory in two dtypes": lambda: [(base := torch.zeros(8)), base.view(torch.int32)],
     "an imaginary part": lambda: [(base := torch.zeros(8, dtype=torch.complex64)), base.imag],

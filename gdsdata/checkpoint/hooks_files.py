@@ -34,7 +34,6 @@ from gdsdata.checkpoint.writers import writer_of
 from gdsdata.errors import CorruptData, NotReplaceable
 from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
-from gdsdata.storage.paths import absolute
 
 # torch's own functions, by the names in `torch_private`. Those that torch lacks are not replaced.
 _of_torch = torch_private.serialization_seams()
@@ -104,7 +103,8 @@ def _save(value: Any, writer: Any, pickle_module: Any, pickle_protocol: int, *ot
     try:
         _check_usual_pickle(pickle_module, pickle_protocol, *others, *named.values())
         if isinstance(place, (str, os.PathLike)):
-            return _save_to_name(value, absolute(os.fsdecode(place)))
+            path = os.fsdecode(place)
+            return _save_to_name(value, path if os.path.isabs(path) else os.path.join(os.getcwd(), path))
         return _save_to_file(value, plain_file(place), place)
     except NotServed as why:
         COUNTS.left("torch.save", str(why), _shown(place))
