@@ -38,6 +38,7 @@ from gdsdata.checkpoint.dcp.storage_writer import GDSStorageWriter
 from gdsdata.checkpoint.safetensors import files
 from gdsdata.checkpoint.torch_zip import mapped_storages
 from gdsdata.errors import IoError, NotReplaceable
+from gdsdata.io import engine
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*quantize|TypedStorage is deprecated"),
@@ -688,6 +689,48 @@ def test_two_dots_behind_a_link_lead_where_the_system_goes(tmp_path, monkeypatch
     with gdsdata.AsyncCheckpointer("link/../new/run") as checkpointer:
         checkpointer.save(1, {"a": torch.ones(3)}).result()
     assert os.path.isdir("there/new/run/step-1") and not os.path.exists("new")
+
+
+@pytest.mark.parametrize("owner, name", [(threading.Thread, "start"), (hooks_report.Served, "plus")])
+def test_a_signal_handler_may_save_and_load_while_it_interrupts_a_save(tmp_path, monkeypatch, owner, name):
+    state = {"a": torch.arange(1000)}
+    its, handled = getattr(owner, name), []
+
+    def interrupted(*arguments):
+        if not handled:
+            handled.append(name)
+            torch.save(state, tmp_path / "handler.pt")
+            handled.append(torch.load(tmp_path / "handler.pt"))
+        return its(*arguments)
+
+    def save():
+        with gdsdata.torch_hooks():
+            monkeypatch.setattr(owner, name, interrupted)
+            torch.save(state, tmp_path / "x.pt")
+
+    saving = threading.Thread(target=save, daemon=True)
+    saving.start()
+    saving.join(timeout=20)
+    assert not saving.is_alive(), "the save waits for itself"
+    assert_same([handled[1], torch.load(tmp_path / "x.pt")], [state, state])
+
+
+def test_a_signal_handler_may_use_the_engine_that_it_interrupts_the_making_of(monkeypatch):
+    options, found = gdsdata.EngineOptions(workers=3, segment_bytes=3 << 20), []
+
+    def interrupted(*arguments):
+        monkeypatch.setattr(engine, "staging_for", its)
+        found.append(engine.shared_engine(options, torch.device("cpu")))
+        return its(*arguments)
+
+    its = engine.staging_for
+    monkeypatch.setattr(engine, "staging_for", interrupted)
+    making = threading.Thread(
+        target=lambda: found.append(engine.shared_engine(options, torch.device("cpu"))), daemon=True
+    )
+    making.start()
+    making.join(timeout=20)
+    assert len(found) == 2 and found[0] is found[1]
 
 
 # --- equality with torch ----------------------------------------------------------------------------------------------

@@ -9,14 +9,14 @@ import os
 import zlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 
 import numpy as np
 import torch
 
 from gdsdata.checkpoint.gc_pause import collector_resumed
 from gdsdata.checkpoint.partial_pages import PAGE_BYTES, PartialPages
-from gdsdata.checkpoint.threads import submit_or_call
+from gdsdata.checkpoint.threads import CallThreads
 from gdsdata.errors import IoError
 from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
@@ -138,17 +138,16 @@ class FileWriter:
             self._bar.add(sum(tensor.nbytes for _, tensor in batch))
             return checksums
 
-        with ThreadPoolExecutor(_BATCHES_AT_A_TIME, thread_name_prefix="gdsdata-write") as threads:
-            try:
-                for batch in _batches(extents):  # a batch in progress holds copies of its short extents
-                    begun.append((batch, submit_or_call(threads, self._writer_of(batch, gaps))))
-                    if len(begun) > _BATCHES_AT_A_TIME:
-                        yield from checksums_of_first()
-                while begun:
+        threads = CallThreads(_BATCHES_AT_A_TIME, "gdsdata-write")
+        try:
+            for batch in _batches(extents):  # a batch in progress holds copies of its short extents
+                begun.append((batch, threads.submit(self._writer_of(batch, gaps))))
+                if len(begun) > _BATCHES_AT_A_TIME:
                     yield from checksums_of_first()
-            finally:
-                for _, writing in begun:
-                    writing.cancel()
+            while begun:
+                yield from checksums_of_first()
+        finally:
+            threads.shutdown()
 
     def write_bytes(self, parts: Iterable[tuple[int, bytes]]) -> None:
         """Take bytes that `commit` writes.

@@ -112,7 +112,7 @@ class Counts:
     """Counts calls since the process began. Any thread may call it."""
 
     def __init__(self) -> None:
-        self._lock = ForkSafeLock()  # guards what follows
+        self._lock = ForkSafeLock(threading.RLock)  # guards what follows
         self._served: dict[str, Served] = {}
         self._left: Counter[_Key] = Counter()
         self._examples: dict[_Key, str] = {}  # the newest of each

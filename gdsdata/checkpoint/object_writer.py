@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Generator, Iterable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ import torch
 from gdsdata.checkpoint.file_writer import Extent
 from gdsdata.checkpoint.gc_pause import collector_resumed
 from gdsdata.checkpoint.partial_pages import PAGE_BYTES
-from gdsdata.checkpoint.threads import results_of, submit_or_call
+from gdsdata.checkpoint.threads import CallThreads, results_of
 from gdsdata.checkpoint.urls import store_and_key
 from gdsdata.io import engine
 from gdsdata.io.memory import paged_memory, pinned_memory
@@ -71,7 +71,7 @@ class ObjectWriter:
         self._part_bytes = size_bytes if self._upload is None else self._upload.part_bytes
         self._parts: dict[int, _Part] = {}  # that are not complete, by number
         self._spare: list[torch.Tensor] = []  # memory of parts that were sent
-        self._threads = ThreadPoolExecutor(PARTS_AT_A_TIME, thread_name_prefix="gdsdata-upload")
+        self._threads = CallThreads(PARTS_AT_A_TIME, "gdsdata-upload")
         self._sends: set[Future[None]] = set()  # on their way
         self._is_complete = False
         self._bar = current()
@@ -83,7 +83,7 @@ class ObjectWriter:
     def __exit__(self, *_: object) -> None:
         try:
             with collector_resumed():
-                self._threads.shutdown(cancel_futures=True)
+                self._threads.shutdown()
         finally:
             if self._upload is not None and not self._is_complete:
                 self._upload.abort()
@@ -177,7 +177,7 @@ class ObjectWriter:
         self._wait_for_room(PARTS_AT_A_TIME - 1)
         body = memory[: self._size_of(number)].detach().numpy().data
         call = functools.partial(self._send_part, self._upload, number, body)
-        sending = submit_or_call(self._threads, call)
+        sending = self._threads.submit(call)
         if is_spare:
             sending.add_done_callback(lambda _: self._spare.append(memory))
         self._sends.add(sending)

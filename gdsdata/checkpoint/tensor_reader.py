@@ -7,7 +7,7 @@ import functools
 import math
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from gdsdata.checkpoint.gc_pause import collector_resumed
 from gdsdata.checkpoint.open_file import table_of
 from gdsdata.checkpoint.stored import Record, Stored, bytes_of, bytes_of_storage
 from gdsdata.checkpoint.tensor_kinds import has_own_memory
-from gdsdata.checkpoint.threads import results_of, submit_or_call
+from gdsdata.checkpoint.threads import CallThreads, results_of
 from gdsdata.checkpoint.tree import Path, name_of
 from gdsdata.errors import CorruptData
 from gdsdata.io import engine
@@ -61,7 +61,7 @@ class TensorReader:
         self._options, self.verify, self._together = options, verify, together
         self._by_device: dict[torch.device, Extents] = {}
         self._afterwards: list[Callable[[], object]] = []
-        self._batches = ThreadPoolExecutor(_BATCHES_AT_A_TIME, thread_name_prefix="gdsdata-read")  # made when needed
+        self._batches = CallThreads(_BATCHES_AT_A_TIME, "gdsdata-read")  # made when needed
         self._begun: list[Future[None]] = []
         self._error: BaseException | None = None  # of `run`, without a traceback
         self._bar = current()
@@ -110,7 +110,7 @@ class TensorReader:
         extents.bytes += size_bytes
         if extents.bytes >= _BATCH_BYTES and self._together is None:
             call = self._reader_of(device, self._by_device.pop(device))
-            self._begun.append(submit_or_call(self._batches, call))
+            self._begun.append(self._batches.submit(call))
 
     def tensor_into(self, target: torch.Tensor, stored: Stored, name: Path) -> None:
         """Read a stored tensor into a tensor of its shape; cast it if dtypes differ.
@@ -222,12 +222,12 @@ class TensorReader:
         Stream semantics: as `run`. This thread's current stream counts.
         """
         for device, extents in self._by_device.items():
-            self._begun.append(submit_or_call(self._batches, self._reader_of(device, extents)))
+            self._begun.append(self._batches.submit(self._reader_of(device, extents)))
         self._by_device = {}
 
     def cancel(self) -> None:
         """Begin no more reads, and wait for those that have begun."""
-        self._batches.shutdown(cancel_futures=True)
+        self._batches.shutdown()
 
     def run(self) -> None:
         """Read what is left, compare checksums, and make the calls of `afterwards`.
@@ -269,7 +269,7 @@ class TensorReader:
                 for _ in results_of(self._begun):
                     pass
             finally:  # waits for the batches that have begun
-                self._batches.shutdown(cancel_futures=True)
+                self._batches.shutdown()
 
     def _reader_of(self, device: torch.device, extents: Extents) -> Callable[[], None]:
         """Return a function that makes these reads, and that any thread may call.

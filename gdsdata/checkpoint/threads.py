@@ -5,11 +5,12 @@ Executors accept no more calls then.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -17,17 +18,50 @@ T = TypeVar("T")
 _Calls = queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
 
 
-def submit_or_call(executor: ThreadPoolExecutor, call: Callable[[], T]) -> Future[T]:
-    """Submit a call to an executor.
+class CallThreads:
+    """Threads for the calls of one save or load, started when they are needed.
 
-    Call it here and now if the executor accepts none (in an `atexit` handler).
+    One thread submits. Unlike those of executors, these share no lock with others. So a signal
+    handler may save or load while it interrupts another save or load.
+
+    Args:
+        most: how many threads there are at most.
+        name: of each.
     """
-    try:
-        return executor.submit(call)
-    except RuntimeError:
-        done: Future[T] = Future()
-        done.set_result(call())
-        return done
+
+    def __init__(self, most: int, name: str) -> None:
+        self._most, self._name = most, name
+        self._calls: _Calls = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._close = weakref.finalize(self, _end, self._calls, most)
+
+    def submit(self, call: Callable[[], T]) -> Future[T]:
+        """Have a thread make a call.
+
+        Make it here and now if no thread can start, or after `shutdown`.
+        """
+        result: Future[T] = Future()
+        if len(self._threads) < self._most:
+            thread = threading.Thread(target=_make_calls, args=(self._calls,), name=self._name, daemon=True)
+            with contextlib.suppress(RuntimeError):  # the interpreter ends, or a limit is reached
+                thread.start()
+                self._threads.append(thread)
+        if self._threads:
+            self._calls.put((result, call))
+        else:
+            result.set_result(call())
+        return result
+
+    def shutdown(self) -> None:
+        """Cancel calls that have not begun, and wait for those that have."""
+        with contextlib.suppress(queue.Empty):
+            while (one := self._calls.get_nowait()) is not None:
+                one[0].cancel()
+        self._close()
+        self._most, threads = 0, self._threads
+        self._threads = []
+        for thread in threads:
+            thread.join()
 
 
 def results_of(futures: list[Future[T]]) -> Iterator[T]:

@@ -122,7 +122,7 @@ def _close_batches() -> None:
 
 
 _engines: weakref.WeakValueDictionary[tuple[int, int, EngineOptions], _engine.Engine] = weakref.WeakValueDictionary()
-_making_engine = threading.Lock()
+_making_engine = threading.RLock()  # a signal handler may save while it interrupts the first save
 _warned: set[str] = set()
 # 2 MiB for each worker: seconds of a machine at its fastest, minutes of most.
 _MOST_SPANS = 1 << 16
@@ -133,7 +133,7 @@ _spanned: tuple[int, list[tuple[str, _engine.Engine]]] | None = None
 
 def _renew_lock() -> None:
     global _making_engine
-    _making_engine = threading.Lock()  # another thread of the parent may have held it
+    _making_engine = threading.RLock()  # another thread of the parent may have held it
 
 
 os.register_at_fork(after_in_child=_renew_lock)
@@ -159,7 +159,7 @@ def shared_engine(options: EngineOptions, device: torch.device) -> _engine.Engin
             del fields["stall_timeout_s"], fields["calibrate"]
             if options.bounce_bytes == 0 and share_bytes() < _SCARCE_BYTES:
                 fields["bounce_bytes"] = max(_SCARCE_BOUNCE_BYTES, options.request_bytes + _REQUEST_EDGES_BYTES)
-            engine = _engines[key] = _engine.Engine(cuda_ordinal=ordinal, **fields)
+            engine = _engines.setdefault(key, _engine.Engine(cuda_ordinal=ordinal, **fields))
             if _spanned is not None and _spanned[0] == os.getpid():
                 _spanned[1].append(_with_spans(key, engine))
     if engine.fallback_reason:

@@ -16,15 +16,19 @@ class ForkSafeLock:
     """A lock that is free in a child process, whatever thread of the parent held it.
 
     A DataLoader forks its workers while threads of the parent ask for access to objects.
+
+    Args:
+        make: makes the lock. `threading.RLock` is for what a signal handler may need while the code
+            that it interrupts has the lock.
     """
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+    def __init__(self, make: Callable[[], Any] = threading.Lock) -> None:
+        self._make, self._lock = make, make()
         _locks.add(self)
 
     def acquire(self, blocking: bool = True) -> bool:
         """Acquire the lock. Returns false if it is held and ``blocking`` is false."""
-        return self._lock.acquire(blocking)
+        return bool(self._lock.acquire(blocking))
 
     def release(self) -> None:
         """Release the lock."""
@@ -32,7 +36,7 @@ class ForkSafeLock:
 
     def renew(self) -> None:
         """Be a free lock, in a new process."""
-        self._lock = threading.Lock()
+        self._lock = self._make()
 
     def __enter__(self) -> None:
         self._lock.acquire()
