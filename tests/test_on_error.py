@@ -381,6 +381,31 @@ def test_all_workers_index_a_changed_file_anew_when_one_of_them_has_met_it(tmp_p
         assert sorted(int(one) for batch in loader for one in batch[:, 0]) == [0, 1, 3, 9]
 
 
+@pytest.mark.parametrize("on_error", ["skip", "raise"])
+@pytest.mark.parametrize("kind", READERS)
+@pytest.mark.filterwarnings("ignore:gdsdata")
+def test_a_rank_that_has_met_a_file_with_other_samples_is_not_given_an_index_of_its_own(tmp_path, kind, on_error):
+    reader, numbers = READERS[kind]
+    for i in range(4):
+        (tmp_path / f"{i}.bin").write_bytes(b"".join(record(b"%04d" % (5 * i + j)) for j in range(5)))
+    arguments = {"batch_size": 5, "shuffle": False, "world_size": 2, "on_error": on_error, "on_break": "restart"}
+    ranks = [reader(tmp_path, rank=rank, **arguments) for rank in range(2)]
+    epoch = [[0, 1, 2, 3, 4, 10, 11, 12, 13, 14], [5, 6, 7, 8, 9, 15, 16, 17, 18, 19]]
+    assert [sum(map(numbers, data), []) for data in ranks] == epoch
+    before = (tmp_path / "1.bin").read_bytes()
+    with open(tmp_path / "1.bin", "r+b") as file:  # rank 1 alone reads it
+        file.write(b"".join(record(b"%04d" % (100 + j)) for j in range(10)))
+    with pytest.raises(CorruptData, match="1.bin"):
+        list(ranks[1])
+    for _ in range(2):
+        with pytest.raises(CorruptData, match="Rank 1 of 2 .* make the data set again on all ranks"):
+            iter(ranks[1])
+    with open(tmp_path / "1.bin", "r+b") as file:
+        file.write(before)
+        file.truncate()
+    assert [sum(map(numbers, data), []) for data in ranks] == epoch
+
+
 @pytest.mark.parametrize("kind", READERS)
 def test_where_nothing_can_be_read_the_error_says_so(tmp_path, kind):
     (tmp_path / "0.bin").write_bytes(b"".join(record(b"%04d" % j) for j in range(20)))

@@ -19,6 +19,7 @@ from gdsdata.data.order.permutation import Order
 from gdsdata.data.progress import Progress
 from gdsdata.data.ranks import Ranks, Share
 from gdsdata.data.split import Split, part_of
+from gdsdata.errors import CorruptData
 from gdsdata.formats.index import Format, Index, SampleIndex
 from gdsdata.io.engine import Engine
 from gdsdata.io.options import EngineOptions
@@ -87,6 +88,7 @@ class Samples:
         self._split, self._ranks = split, ranks
         self._seed, self._drop_last, self._uneven = seed, drop_last, uneven
         self._choice = choice.ShuffleChoice(shuffle)
+        self._data_of_all: dict[str, Any] | None = None  # with several ranks, once their files have changed
         self.share = ranks.found_or_none() or Share(0, 1)
         self._index_files()
 
@@ -109,6 +111,8 @@ class Samples:
     def _follow_changes(self) -> None:
         if self._progress.changes != self._changes:
             self._changes = self._progress.changes
+            if self._index is not None and self.share.world_size > 1:
+                self._data_of_all = self.identity_of_data()
             self._index = None
             self._indexing.forget()
 
@@ -253,14 +257,31 @@ class Samples:
             nonlocal begun
             begun = self._begun_engine(format, path)
 
-        self._index = index = self._indexed(begin)
-        self._data_identity = None
+        index = self._indexed(begin)
+        self._refuse_own_data(index)
+        self._index, self._data_identity = index, None
         self._choice.begin(index, self.share.world_size, self._ranks.are_given)
         self._make_order()
         self._make_source()
         if begun is not None:
             self.source.open()  # it has the engine from now on
         return index
+
+    def _refuse_own_data(self, index: SampleIndex) -> None:
+        """Refuse files that changed while other ranks may still use the old index.
+
+        Raises:
+            CorruptData: samples do not lie where they did.
+        """
+        if self._data_of_all is None:
+            return
+        from gdsdata.data.identity import differences, identity_of
+
+        if said := differences(self._data_of_all, identity_of(index, self.format, self._split)):
+            raise CorruptData(
+                f"the data set of '{self.paths[0]}' has changed: {'; '.join(said)}. Rank {self.share.rank} of "
+                f"{self.share.world_size} has noticed it, and others may not have: make the data set again on all ranks"
+            )
 
     def _begun_engine(self, format: Format, path: str) -> Engine | None:
         """Return a GPU's engine, which pins its memory while files like ``path`` are indexed."""
