@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tarfile
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import pytest
 from helpers import REPOSITORY, random_bytes, write_records
 
 from gdsdata import Fields, GDSDataset, Reading
+from gdsdata.checkpoint.threads import DaemonThreads
 from gdsdata.formats import Records
 from gdsdata.io import program_end
 
@@ -124,3 +126,23 @@ def test_a_daemon_thread_that_loops_is_led_out_of_its_loop_and_joined(tmp_path, 
     thread.join(5.0)
     ended, _ = not thread.is_alive(), is_over.set()
     assert ended
+
+
+def test_a_daemon_thread_has_freed_what_a_call_holds_when_its_result_is_known():
+    """The program may end then. If the thread freed a tensor later, torch would abort it."""
+
+    class Call:
+        def __call__(self):
+            assert may_end.wait(20)
+            return 1
+
+    may_end, held = threading.Event(), []
+    call, threads = Call(), DaemonThreads(1, "test")
+    still, result = weakref.ref(call), threads.submit(call)
+    del call
+    result.add_done_callback(lambda _: held.append(still()))
+    may_end.set()
+    assert result.result(20) == 1
+    threads.submit(lambda: None).result(20)  # behind the callback
+    threads.close()
+    assert held == [None]

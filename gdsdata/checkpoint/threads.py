@@ -110,8 +110,16 @@ def _end(calls: _Calls, count: int) -> None:
 def _make_calls(calls: _Calls) -> None:
     while (one := calls.get()) is not None:
         result, call = one
+        del one
+        # The call may hold tensors. When its result is known, the program may end, and a thread
+        # that frees a tensor then aborts it.
         try:
-            result.set_result(call())
+            value = call()
         except BaseException as error:
+            del call
             result.set_exception(error)
-        del one, result, call  # they may hold tensors
+        else:
+            del call
+            result.set_result(value)
+            del value
+        del result
