@@ -214,6 +214,10 @@ def _groups(rank, folder):
     if rank in (1, 2):
         with pytest.raises(ValueError, match="no rank of the group"):
             group_of(others)
+    ended = dist.new_group()
+    dist.destroy_process_group(ended)
+    with pytest.raises(ValueError, match="replicas=: the process group was destroyed"):
+        group_of(ended, "replicas")
     agreement = Agreement(group_of(mesh["dp"]), 20)
     with agreement.session({"call": "test"}, _no_part) as session:
         members = session.gather(rank)

@@ -84,7 +84,7 @@ def group_of(group: Any, name: str = "group") -> ProcessGroup | None:
         None: there are no other ranks.
 
     Raises:
-        ValueError: it is none of these, or this process is no rank of it.
+        ValueError: it is none of these or was destroyed, or this process is no rank of it.
     """
     if group is None:
         return None
@@ -104,7 +104,14 @@ def group_of(group: Any, name: str = "group") -> ProcessGroup | None:
         raise ValueError(f"{name}=: this process is no rank of the group, so it must not make this call")
     if not isinstance(group, distributed.ProcessGroup):
         raise ValueError(f'{name}={group!r}: give a process group, a DeviceMesh of one dimension, or "auto"')
-    return group if group.size() > 1 else None
+    if group.size() == 1:
+        return None
+    try:
+        distributed.get_process_group_ranks(group)
+    except KeyError:
+        message = f"{name}=: the process group was destroyed: make the call before, or make the group again"
+        raise ValueError(message) from None
+    return group
 
 
 class Agreement:
