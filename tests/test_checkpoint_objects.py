@@ -103,6 +103,14 @@ def test_a_failed_put_is_the_stores_error(store):
     assert store.names() == []
 
 
+@pytest.mark.parametrize("url", ["s3://bucket", "s3://bucket/", "s3://bucket/run/"])
+def test_a_url_of_a_bucket_or_folder_is_refused_before_a_request(store, url):
+    for call in (lambda: gdsdata.save({"x": torch.ones(3)}, url), lambda: gdsdata.load(url)):
+        with pytest.raises(IoError, match=f"'{url}' names a (bucket|folder), and no object"):
+            call()
+    assert store.calls == []
+
+
 def test_an_interrupted_save_is_aborted_when_its_sends_have_ended(store):
     sending, may_end = threading.Event(), threading.Event()
 

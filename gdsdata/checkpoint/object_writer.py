@@ -15,7 +15,7 @@ from gdsdata.checkpoint.file_writer import Extent
 from gdsdata.checkpoint.gc_pause import collector_resumed
 from gdsdata.checkpoint.partial_pages import PAGE_BYTES
 from gdsdata.checkpoint.threads import CallThreads, results_of
-from gdsdata.checkpoint.urls import store_and_key
+from gdsdata.checkpoint.urls import store_and_name
 from gdsdata.io import engine
 from gdsdata.io.memory import paged_memory, pinned_memory
 from gdsdata.progress_bars import current
@@ -61,11 +61,11 @@ class ObjectWriter:
 
     Raises:
         FileNotFoundError: there is no such bucket.
-        PermissionError, IoError: the store refuses the upload.
+        PermissionError, IoError: the store refuses the upload, or the URL names a folder.
     """
 
     def __init__(self, url: str, size_bytes: int) -> None:
-        self._store, self._key = store_and_key(url)
+        self._store, self._key = store_and_name(url)
         self._size_bytes = self._left_bytes = size_bytes
         self._upload = self._store.upload(self._key, size_bytes) if size_bytes > PUT_BYTES else None
         self._part_bytes = size_bytes if self._upload is None else self._upload.part_bytes

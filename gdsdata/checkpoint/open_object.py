@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from gdsdata.checkpoint.open_file import OpenFile, missing
-from gdsdata.checkpoint.urls import is_url
+from gdsdata.checkpoint.urls import is_url, store_and_name
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer  # collections.abc has it from Python 3.12 on
@@ -21,9 +21,12 @@ def open_path(path: str, keep: bool = True) -> OpenFile:
     """Open a file, or the object that a URL names. See `OpenFile`.
 
     Raises:
-        FileNotFoundError, PermissionError, IoError: it cannot be opened.
+        FileNotFoundError, PermissionError, IoError: it cannot be opened, or is a folder.
     """
-    return OpenObject(path) if is_url(path) else OpenFile(path, keep)
+    if not is_url(path):
+        return OpenFile(path, keep)
+    store_and_name(path)  # raises if it names a folder
+    return OpenObject(path)
 
 
 class OpenObject(OpenFile):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import TYPE_CHECKING
 
@@ -61,6 +62,24 @@ def store_and_key(url: str) -> tuple[Store, str]:
 
     store, location = store_of(url)
     return store, location.key
+
+
+def store_and_name(url: str) -> tuple[Store, str]:
+    """Return the store of a URL that names one object, and the object's key.
+
+    Raises:
+        IoError: it names a bucket or a folder. A request for it would change or read these.
+        ValueError: as `store_and_key`.
+    """
+    store, key = store_and_key(url)
+    is_folder = not key or key.endswith("/")
+    if is_folder and not url.startswith("http"):  # a web server may have something there
+        from gdsdata.errors import IoError
+
+        what = "folder" if key else "bucket"
+        message = f"'{url}' names a {what}, and no object in it: add a name, as '{joined(url, 'model.pt')}'"
+        raise IoError(errno.EISDIR, message, url)
+    return store, key
 
 
 def joined(url: str, *names: str) -> str:
