@@ -195,6 +195,14 @@ def test_leftovers_of_an_earlier_attempt_are_replaced_by_nothing_and_removed(sto
     assert len(store.names()) == 3
 
 
+def test_dcp_removes_nothing_of_a_checkpoint_below_its_folder(store):
+    state = {"x": torch.arange(5)}
+    dcp_save(state, "s3://bucket/run/__best_model")
+    before = store.names()
+    dcp_save(state, "s3://bucket/run")
+    assert set(before) < set(store.names())
+
+
 def test_dcp_does_not_overwrite_if_that_is_forbidden(store):
     dcp_save({"x": torch.zeros(3)})
     with pytest.raises((CheckpointException, RuntimeError), match="already exists"):

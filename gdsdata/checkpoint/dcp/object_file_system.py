@@ -27,11 +27,12 @@ def place_of(path: Path) -> tuple[Any, Path]:
 
 
 def names_in(folder: Path) -> list[str]:
-    """Return the names of the files in a folder, or of the objects below a URL."""
+    """Return the names of the files in a folder, or of the objects in the folder at a URL."""
     if not is_url(os.fspath(folder)):
         return os.listdir(folder)
     store, key = store_and_key(joined(os.fspath(folder), ""))
-    return [_key_of(one.url).removeprefix(key) for one in store.list(key) if not isinstance(one, str)]
+    names = [_key_of(one.url).removeprefix(key) for one in store.list(key) if not isinstance(one, str)]
+    return [name for name in names if "/" not in name]  # the others are in folders below
 
 
 def remove(folder: Path, name: str) -> None:
