@@ -303,7 +303,7 @@ def test_a_lost_answer_to_the_completion_is_no_error(serve):
     upload = s3_store().upload("key", 5)
     upload.send(0, memoryview(b"12345"))
     bucket.complete_with = list(lost)
-    with pytest.raises(FileNotFoundError, match="NoSuchUpload"):  # another object is there, or none
+    with pytest.raises(IoError, match="NoSuchUpload"):  # another object is there, or none
         upload.complete()
 
     def answer(method, path, query, headers, body):

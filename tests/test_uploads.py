@@ -16,6 +16,7 @@ from folder_store import FolderStore, install, refuse
 from helpers import REPOSITORY, eventually, start_script
 from hypothesis import given
 from hypothesis import strategies as st
+from servers.faults import FaultServer
 from test_checkpoint import assert_same
 from test_dcp import on_ranks
 
@@ -29,6 +30,7 @@ from gdsdata.checkpoint.background.sending import Pace, Stopped
 from gdsdata.errors import CorruptData, IoError, SaveAborted
 from gdsdata.io import engine
 from gdsdata.storage import stores
+from gdsdata.storage.stores.xml_store import XmlUpload
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
 URL = "s3://bucket/run"
@@ -185,6 +187,21 @@ def test_an_upload_that_fails_is_tried_again(store, tmp_path, method):
         (second,) = save(checkpointer, 2)
         assert second.upload_result(20) == f"{URL}/step-2"
     assert uploaded(store) == [1, 2] and store.unfinished() == []
+
+
+def test_an_upload_that_the_bucket_has_deleted_is_begun_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(stores, "_stores", {})
+    monkeypatch.setattr(sending, "_PUT_BYTES", 10_000)
+    monkeypatch.setattr(uploads, "_FIRST_PAUSE_S", 0.001)
+    with FaultServer() as server:
+        for name, value in server.environment().items():
+            monkeypatch.setenv(name, value)
+        complete, rules = XmlUpload.complete, [server.content_.uploads.clear]
+        monkeypatch.setattr(XmlUpload, "complete", lambda self: (rules and rules.pop()(), complete(self))[1])
+        with upload_of(tmp_path) as checkpointer:
+            (handle,) = save(checkpointer, 1)
+            assert handle.upload_result(20) == f"{URL}/step-1"
+        assert len(server.names("run/step-1/")) == 2
 
 
 def test_a_store_that_refuses_fails_no_save_and_is_reported_once(store, tmp_path):

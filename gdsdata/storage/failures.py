@@ -115,7 +115,7 @@ def refused(subject: str, method: str, url: str, refusal: Refusal, history: str 
     remedy = remedy_of(refusal)
     place = shown_text(shown_url(url), _MOST_URL, refusal.hidden)  # a redirect may repeat what it was sent
     message = f"{shown_url(subject)}: {method} {place} was answered with {said}"
-    return _error(refusal.status, f"{message} ({details}). {remedy}" if details else f"{message}. {remedy}", subject)
+    return _error(refusal, f"{message} ({details}). {remedy}" if details else f"{message}. {remedy}", subject)
 
 
 def remedy_of(refusal: Refusal) -> str:
@@ -166,10 +166,10 @@ def shown_url(url: str) -> str:
     return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
 
 
-def _error(status: int, message: str, subject: str) -> OSError:
-    if status in _ABOUT_AN_OBJECT:
+def _error(refusal: Refusal, message: str, subject: str) -> OSError:
+    if refusal.status in _ABOUT_AN_OBJECT and refusal.code != "NoSuchUpload":
         return with_number(FileNotFoundError(message), errno.ENOENT)
-    if status in _ABOUT_PERMISSION:
+    if refusal.status in _ABOUT_PERMISSION:
         return with_number(PermissionError(message), errno.EACCES)
     return IoError(errno.EIO, message, shown_url(subject))
 
