@@ -189,6 +189,22 @@ def test_an_upload_that_fails_is_tried_again(store, tmp_path, method):
     assert uploaded(store) == [1, 2] and store.unfinished() == []
 
 
+def test_a_step_that_is_saved_again_before_its_upload_is_skipped_and_uploaded_once(store, tmp_path):
+    may_go_on = threading.Event()
+    store.fail = lambda method, key: method != "head" or may_go_on.wait(20)
+    with warnings.catch_warnings(), upload_of(tmp_path) as checkpointer:
+        warnings.simplefilter("ignore")
+        (handle,) = save(checkpointer, 1)
+        assert eventually(lambda: any(method == "head" for method, _ in store.calls))
+        (again,) = save(checkpointer, 1)
+        may_go_on.set()
+        with pytest.raises(SaveAborted, match="the upload of step 1 was skipped"):
+            handle.upload_result(20)
+        assert again.upload_result(20) == f"{URL}/step-1"
+        assert "No such file" not in checkpointer.upload_status.error
+    assert_consistent(store)
+
+
 def test_an_upload_that_the_bucket_has_deleted_is_begun_again(tmp_path, monkeypatch):
     monkeypatch.setattr(stores, "_stores", {})
     monkeypatch.setattr(sending, "_PUT_BYTES", 10_000)

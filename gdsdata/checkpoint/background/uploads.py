@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -314,7 +315,12 @@ class Uploads:
         for file in self._replicas.mine_of(manifest.files):
             if not self._remote.has(manifest.step, file):
                 path, url = self._folder.file(manifest.step, file.name), self._remote.file(manifest.step, file.name)
-                self._sender.send(path, file.size_bytes, url)
+                try:
+                    self._sender.send(path, file.size_bytes, url)
+                except FileNotFoundError as error:
+                    if os.path.exists(path):
+                        raise
+                    raise _skipped(manifest.step) from error  # newer checkpoints have its place
 
     def _commit(self, manifest: Manifest) -> str:
         """Put the manifest, and remove what the store does not keep. On the first rank."""
