@@ -9,7 +9,7 @@ import pytest
 from store_answers import KEYS, no_request, s3_store, serving
 
 from gdsdata.checkpoint.urls import plain_path
-from gdsdata.errors import IoError
+from gdsdata.errors import CorruptData, IoError
 from gdsdata.formats.listing import sources_of
 from gdsdata.io import remote_access
 from gdsdata.storage.location import Location, local_folder, local_path, location_of
@@ -175,7 +175,7 @@ def test_a_wrong_region_in_the_signature_is_mended(serve):
     def answer(method, path, query, headers, body):
         if "/eu-west-1/" in headers["authorization"]:
             return 400, {}, b"<Error><Code>AuthorizationHeaderMalformed</Code><Region>us-west-2</Region></Error>"
-        return 200, {"content-length": "1"}, b""
+        return 200, {"content-length": "1", "etag": '"e"'}, b""
 
     server = serve(answer)
     assert s3_store("with.dots").put("key", b"x").size_bytes == 1
@@ -284,7 +284,10 @@ def test_an_upload_that_fails_in_a_200_is_an_error(serve):
     assert upload.complete().size_bytes == 5
 
 
-@pytest.mark.parametrize("said", [b"", b" " * 5000, b" " * 5000 + b"<Error><Code>InternalError</Code></Error>"])
+PAGE = b"<html><body>log in to this network</body></html>"
+
+
+@pytest.mark.parametrize("said", [b"", b" " * 5000, b" " * 5000 + b"<Error><Code>InternalError</Code></Error>", PAGE])
 def test_a_200_that_does_not_say_that_an_upload_is_complete_is_sent_again(serve, said):
     bucket = Bucket()
     bucket.objects["/key"] = b"older"
@@ -294,6 +297,17 @@ def test_a_200_that_does_not_say_that_an_upload_is_complete_is_sent_again(serve,
     bucket.complete_with = [(200, {}, said), None]
     assert upload.complete().size_bytes == 5
     assert bucket.objects["/key"] == b"newer"
+
+
+def test_a_page_of_a_proxy_does_not_count_as_a_write(serve):
+    serve(lambda *_: (200, {"content-length": str(len(PAGE))}, PAGE))
+    for store in s3_store(), azure.make("cont@acc", "az", {"credentials": {"sas": "?sig=1"}}):
+        with pytest.raises(CorruptData, match=r"PUT was answered with 200 and no ETag"):
+            store.put("key", b"newer")
+    upload = store.upload("key", 5)
+    upload.send(0, memoryview(b"newer"))
+    with pytest.raises(CorruptData, match="no ETag"):
+        upload.complete()
 
 
 def test_a_lost_answer_to_the_completion_is_no_error(serve):

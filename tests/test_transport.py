@@ -238,10 +238,10 @@ def test_a_success_with_an_error_in_its_body_is_one(monkeypatch):
     passing = (200, {}, b'<?xml version="1.0"?>\n<Error><Code>InternalError</Code></Error>')
     lasting = (200, {}, b"<Error><Code>InvalidPart</Code><Message>which</Message></Error>")
     script = Script(monkeypatch, passing, OK)
-    assert transport.send(GET, error_in_body=True).body == b"yes" and len(script.sent) == 2
+    assert transport.send(GET, result=b"yes").body == b"yes" and len(script.sent) == 2
     Script(monkeypatch, lasting)
     with pytest.raises(IoError, match='200 InvalidPart: "which"'):
-        transport.send(GET, error_in_body=True)
+        transport.send(GET, result=b"yes")
 
 
 def test_a_body_without_end_is_refused(monkeypatch):

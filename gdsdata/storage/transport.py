@@ -120,7 +120,7 @@ def send(
     accept: Collection[int] = (),
     moved: Callable[[Request, Response], Request | None] | None = None,
     renew: Callable[[], None] | None = None,
-    error_in_body: bool = False,
+    result: bytes = b"",
     may_be_cut: bool = False,
     most_bytes: int = MOST_BYTES,
     deadline_s: float = DEADLINE_S,
@@ -135,8 +135,8 @@ def send(
             400, or None.
         renew: is called once if the server says that the secret has expired. Then the request is
             signed again.
-        error_in_body: a 200 may have an error in its body, or nothing, as that of
-            CompleteMultipartUpload.
+        result: the body of a success has this. Other bodies of a 200 have an error, as that of
+            CompleteMultipartUpload may, or no outcome. Then the request is sent again.
         may_be_cut: return the beginning of a body that is longer than ``most_bytes``.
 
     Raises:
@@ -160,7 +160,7 @@ def send(
             limit_s = deadline_s if was_reached else min(deadline_s, _UNREACHED_S)
         else:
             was_reached, limit_s = True, deadline_s
-            refusal = _refusal(response, error_in_body)
+            refusal = _refusal(response, result)
             if refusal is None:
                 store_requests.count(attempts, memoryview(request.body).nbytes, len(response.body))
                 return _whole(request, response, most_bytes, may_be_cut)
@@ -179,7 +179,7 @@ def send(
             wait_s = _asked_wait_s(response.headers)
             is_retried = response.status in _RETRIED or refusal.code in _RETRIED_CODES
             is_retried |= refusal.code in _DAMAGED_CODES and attempts < _MOST_DAMAGED
-            is_retried |= 200 <= response.status < 300 and not response.body.strip()  # it has no outcome
+            is_retried |= 200 <= response.status < 300 and not refusal.code  # it has no outcome
         wait_s = max(wait_s, _draw(0.0, min(_MOST_WAIT_S, _FIRST_WAIT_S * 2.0 ** min(attempts - 1, 20))))
         passed_s = _clock() - begun
         if not is_retried or passed_s + wait_s >= limit_s:
@@ -211,16 +211,10 @@ def _attempt_s(request: Request) -> float:
     return _ATTEMPT_S + memoryview(request.body).nbytes / _SLOWEST_BYTES_PER_S
 
 
-def _refusal(response: Response, error_in_body: bool) -> failures.Refusal | None:
-    if 200 <= response.status < 300 and not (error_in_body and _has_error(response.body)):
+def _refusal(response: Response, result: bytes) -> failures.Refusal | None:
+    if 200 <= response.status < 300 and result in response.body:
         return None
     return failures.refusal_of(response.status, response.headers, response.body, response.hidden)
-
-
-def _has_error(body: bytes) -> bool:
-    """Return whether a body has an error, or only blanks, which are sent before an outcome."""
-    said = body.lstrip()
-    return not said or b"<Error" in said[:1024]
 
 
 def _added_by_signing(request: Request, sent: Request) -> list[str]:

@@ -20,7 +20,7 @@ from gdsdata.storage.options import check_options, checked_endpoint
 from gdsdata.storage.secret import AccountKey, Secret, SharedAccess, Token
 from gdsdata.storage.store import Access, ObjectInfo
 from gdsdata.storage.stores.signing_store import SigningStore
-from gdsdata.storage.stores.xml_store import MOST_ACCESS_S, in_threads, info_of, part_bytes_of
+from gdsdata.storage.stores.xml_store import MOST_ACCESS_S, in_threads, info_of, part_bytes_of, written_tag
 from gdsdata.storage.transport import Request, Response
 
 OPTIONS: dict[str, type | tuple[type, ...]] = {"account": str, "endpoint_url": str, "credentials": object}
@@ -127,8 +127,8 @@ class AzureStore(SigningStore):
     def put(self, key: str, body: bytes | memoryview) -> ObjectInfo:
         """Write a small blob whole."""
         headers = {"x-ms-blob-type": "BlockBlob", "content-md5": checksums.md5_base64(body)}
-        response = self._send(self._request("PUT", key, {}, headers, body))
-        return ObjectInfo(self.url_of(key), memoryview(body).nbytes, response.headers.get("etag", ""))
+        request = self._request("PUT", key, {}, headers, body)
+        return ObjectInfo(self.url_of(key), memoryview(body).nbytes, written_tag(request, self._send(request)))
 
     def upload(self, key: str, size_bytes: int) -> AzureUpload:
         """Begin to write a large blob in blocks."""
@@ -147,7 +147,8 @@ class AzureStore(SigningStore):
         """Make a blob of blocks, and return its tag."""
         body = f"<BlockList>{''.join(f'<Latest>{block}</Latest>' for block in blocks)}</BlockList>".encode()
         headers = {"content-type": "application/xml", "content-md5": checksums.md5_base64(body)}
-        return self._send(self._request("PUT", key, {"comp": "blocklist"}, headers, body)).headers.get("etag", "")
+        request = self._request("PUT", key, {"comp": "blocklist"}, headers, body)
+        return written_tag(request, self._send(request))
 
     def _delete_one(self, key: str) -> None:
         request = self._request("DELETE", key, {}, {"x-ms-delete-snapshots": "include"})

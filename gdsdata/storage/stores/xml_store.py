@@ -103,7 +103,7 @@ class XmlStore(SigningStore, ABC):
         payload = self.payload_headers(checksums.sha256_hex(body)) if headers is None else {}
         return Request(method, url, {**payload, **(headers or {})}, body, self.url_of(key))
 
-    def send(self, request: Request, accept: Collection[int] = (), error_in_body: bool = False) -> Response:
+    def send(self, request: Request, accept: Collection[int] = (), result: bytes = b"") -> Response:
         """Send a signed request, with retries."""
         return transport.send(
             request,
@@ -111,7 +111,7 @@ class XmlStore(SigningStore, ABC):
             accept=accept,
             moved=self.moved,
             renew=self.secrets.distrust,
-            error_in_body=error_in_body,
+            result=result,
         )
 
     def parsed(self, request: Request, response: Response) -> Element:
@@ -172,9 +172,8 @@ class XmlStore(SigningStore, ABC):
             **self.payload_headers(checksums.sha256_hex(body)),
             **self.crc32c_headers(checksums.crc32c_base64(body)),
         }
-        response = self.send(self.request("PUT", key, headers=headers, body=body))
-        tag = response.headers.get("etag", "")
-        return ObjectInfo(self.url_of(key), memoryview(body).nbytes, tag) if tag else self.head(key)
+        request = self.request("PUT", key, headers=headers, body=body)
+        return ObjectInfo(self.url_of(key), memoryview(body).nbytes, written_tag(request, self.send(request)))
 
     def upload(self, key: str, size_bytes: int) -> XmlUpload:
         """Begin to write a large object in parts."""
@@ -263,11 +262,7 @@ class XmlUpload:
         else:
             headers = store.payload_headers(checksums.sha256_hex(body))
         request = store.request("PUT", self._key, query, headers, body)
-        tag = store.send(request).headers.get("etag", "")
-        if not tag:
-            raise CorruptData(
-                f"{request.subject}: part {number} was answered without an ETag. Check endpoint_url.", request.subject
-            )
+        tag = written_tag(request, store.send(request))
         with self._lock:
             self._parts[number] = tag, crc32c
 
@@ -286,7 +281,7 @@ class XmlUpload:
         body = f"<CompleteMultipartUpload>{written}</CompleteMultipartUpload>".encode()
         headers = {**_XML, **store.payload_headers(checksums.sha256_hex(body))}
         request = store.request("POST", self._key, {"uploadId": self._id}, headers, body)
-        response = store.send(request, accept=(404,), error_in_body=True)
+        response = store.send(request, accept=(404,), result=b"CompleteMultipartUploadResult")
         if response.status == 404:
             # If an answer was lost, the retry finds the upload completed: then the object is there.
             expected = _tag_of_parts([tag for _, (tag, _) in sorted(parts.items())])
@@ -334,6 +329,19 @@ def info_of(url: str, response: Response) -> ObjectInfo:
     if not (length.isdecimal() and len(length) < 19):
         raise CorruptData(f"{url}: the server does not say the object's size (Content-Length, Content-Range).", url)
     return ObjectInfo(url, int(length), response.headers.get("etag") or response.headers.get("last-modified", ""))
+
+
+def written_tag(request: Request, response: Response) -> str:
+    """Return the ETag of what a request wrote.
+
+    Raises:
+        CorruptData: there is none, so the answer may be that of a proxy, and nothing was written.
+    """
+    tag = response.headers.get("etag", "")
+    if not tag:
+        message = f"{request.subject}: {request.method} was answered with {response.status} and no ETag, so it is not"
+        raise CorruptData(f"{message} known to be written. Check endpoint_url, and proxies.", request.subject)
+    return tag
 
 
 def in_threads(work: Callable[[str], Any], keys: Iterable[str]) -> list[Any]:
