@@ -551,6 +551,42 @@ def test_ranks_end_also_if_nobody_closes(tmp_path):
     assert on_ranks(2, _end_without_close, tmp_path) == [f"{URL}/step-1"] * 2
 
 
+LEFT_OPEN = """
+import os, sys, time, torch
+import torch.distributed as dist
+folder, rank = sys.argv[2], int(sys.argv[3])
+sys.path.insert(0, sys.argv[1])
+from folder_store import FolderStore, install
+from gdsdata import AsyncCheckpointer
+os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+dist.init_process_group("gloo", store=dist.FileStore(folder + "/ranks", 2), rank=rank, world_size=2)
+install(FolderStore(folder + "/bucket"))
+
+class Last:  # is deleted when modules are torn down
+    def __del__(self, os=os, sleep=time.sleep, path=folder + "/ending"):
+        os.close(os.open(path, os.O_CREAT))
+        sleep(1)
+
+checkpointer = AsyncCheckpointer(folder + "/run", upload="s3://bucket/run")
+checkpointer.save(1, {"mine": torch.zeros(1000)}).upload_result(30)
+if rank == 1:
+    last = Last()
+else:
+    until = time.monotonic() + 20
+    while not os.path.exists(folder + "/ending") and time.monotonic() < until:
+        time.sleep(0.01)
+    os._exit(0)
+"""
+
+
+@pytest.mark.whole_end
+def test_a_rank_that_ends_without_close_does_not_abort_when_another_one_is_gone(tmp_path):
+    tests = str(REPOSITORY / "tests")
+    processes = [start_script(LEFT_OPEN, tests, tmp_path, rank) for rank in range(2)]
+    assert [process.wait(60) for process in processes] == [0, 0], processes[1].stderr.read()
+    assert processes[1].stderr.read() == ""
+
+
 def _die_on_rank_1(rank, folder):
     store = _install_on(rank, folder)
     warnings.simplefilter("ignore")

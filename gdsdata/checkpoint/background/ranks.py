@@ -70,6 +70,11 @@ class Ranks:
         """Return the same ranks with a new group, for another thread. All of them call it."""
         return Ranks(self._of_program, timeout_s)
 
+    def break_off(self) -> None:
+        """End the exchange in progress, on all ranks: it raises `RankLost`. Any thread calls it."""
+        if (group := self._group) is not None:
+            break_off(group)
+
     def first(self, call: Callable[[], T]) -> T:
         """Make a call on the first rank, and return its result on all ranks.
 

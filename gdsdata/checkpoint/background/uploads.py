@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import threading
@@ -25,6 +26,7 @@ from gdsdata.io import engine
 _ATTEMPTS = 3
 _FIRST_PAUSE_S = 5.0  # before the second attempt; twice as long before the third
 _FOREVER_S = 30 * 86400.0  # the ranks' threads wait for the next checkpoint in a collective call
+_MOST_JOIN_S = 1.0  # at the program's end
 _OUTCOMES_KEPT = 16  # of uploads that ended before their handle was known
 
 
@@ -135,6 +137,7 @@ class Uploads:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="gdsdata-upload", daemon=True)
             self._thread.start()
+            atexit.register(self._leave)
 
     def add(self, manifest: Manifest, result: Future[str]) -> None:
         """Upload a checkpoint that was committed. All ranks call it.
@@ -198,6 +201,18 @@ class Uploads:
             self._thread.join()
         self._end_all(Stopped("the program ended before the checkpoint was uploaded; the next one uploads it"))
         self._sender.close()
+        if self._thread is None or not self._thread.is_alive():
+            atexit.unregister(self._leave)
+
+    def _leave(self) -> None:
+        """End the thread's waits before modules are torn down: see `gdsdata.io.program_end`."""
+        if self._thread is None or not self._thread.is_alive():  # as in a forked child
+            return
+        self._pace.stop()
+        with self._changed:
+            self._changed.notify_all()
+        self._ranks.break_off()
+        self._thread.join(_MOST_JOIN_S)
 
     def _end(self, sequence: int, outcome: str | BaseException) -> None:
         """Set the result of an upload."""
