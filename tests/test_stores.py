@@ -401,3 +401,10 @@ def test_azure_blocks_are_listed_in_order(serve):
     blocks = [dict(parse_qsl(urlsplit(url).query))["blockid"] for _, url, _, _ in server.requests[:2]]
     assert re.findall("<Latest>(.*?)</Latest>", server.requests[2][3].decode()) == blocks[::-1]
     assert all(url.endswith("&sig=1") and "content-md5" in headers for _, url, headers, _ in server.requests)
+
+
+@pytest.mark.parametrize("code", ["InvalidBlobOrBlock", "InvalidBlockList"])
+def test_blocks_of_another_program_are_named_as_the_reason(serve, code):
+    serve(lambda *_: (400, {"x-ms-error-code": code}, b""))
+    with pytest.raises(IoError, match=rf"400 {code}\. Another program"):
+        azure.make("cont@acc", "az", {"credentials": {"sas": "?sig=1"}}).put_blocks("key", ["YQ=="])

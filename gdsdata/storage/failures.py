@@ -27,6 +27,8 @@ _REMEDIES = {
     "EntityTooLarge": "Write a smaller object.",
     "ExpiredToken": "The credentials have expired: renew them.",
     "InvalidAccessKeyId": "The server does not know this access key: check the credentials and endpoint_url.",
+    "InvalidBlobOrBlock": "Another program has left blocks of this blob: write it by that one, or take another name.",
+    "InvalidBlockList": "Another program writes this blob too: let one write it at a time.",
     "NoSuchBucket": "Check the name of the bucket and endpoint_url.",
     "ContainerNotFound": "Check the name of the container and of the account.",
     "NoSuchUpload": "The upload was aborted, or the bucket's rules have deleted it: begin it again.",
