@@ -4,6 +4,7 @@ import itertools
 import os
 import pickle
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -34,6 +35,7 @@ def test_two_dots_behind_a_link_lead_where_the_system_goes(tmp_path, monkeypatch
         assert absolute(path) == absolutes([path])[0] == f"{there}/x"
     assert absolute("link/..") == f"{there}"
     assert absolute("link/../*/x") == f"{there}/*/x"
+    assert absolute(Path("link/../x")) == f"{there}/x"
     for path in ("there/../x", "../x", "link/x", "none/../x", "link/./x", "/../x", "same/x"):
         assert absolute(path) == os.path.abspath(path)
 

@@ -9,12 +9,12 @@ from typing import Any, overload
 import numpy as np
 
 
-def absolute(path: str) -> str:
+def absolute(path: str | os.PathLike[str]) -> str:
     """Return what `os.path.abspath` does, but ".." behind a link is what it is to the system.
 
     It is the folder above the one that the link leads to.
     """
-    normal, parts = os.path.abspath(path), path.split(os.sep)
+    normal, parts = os.path.abspath(path), os.fspath(path).split(os.sep)
     if os.pardir not in parts or os.path.realpath(normal) == os.path.realpath(path):
         return normal
     behind = len(parts) - parts[::-1].index(os.pardir)
