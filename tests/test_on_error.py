@@ -271,10 +271,15 @@ def test_other_fields_lose_the_same_samples_and_keep_their_bytes(tmp_path):
 BROKEN = EngineOptions(direct="always", faults="seed=1,fail=1", workers=1)
 
 
+def write_numbers(folder, files, each=20):
+    """Write files of records, whose numbers go on from file to file."""
+    for i in range(files):
+        (folder / f"{i}.bin").write_bytes(b"".join(record(b"%04d" % (each * i + j)) for j in range(each)))
+
+
 def cut_since(folder: Path, open_as) -> tuple[GDSDataset, Path]:
     """Make a data set whose second file is truncated after it was indexed."""
-    for i in range(2):
-        (folder / f"{i}.bin").write_bytes(b"".join(record(b"%04d" % (20 * i + j)) for j in range(20)))
+    write_numbers(folder, 2)
     data = open_as(folder)
     os.truncate(folder / "1.bin", 300)
     return data, folder / "1.bin"
@@ -322,8 +327,7 @@ def test_samples_of_a_file_that_was_cut_since_are_left_out_and_the_order_stays(t
 @pytest.mark.filterwarnings("ignore:gdsdata")
 def test_what_can_be_read_the_second_time_is_not_left_out(tmp_path, kind):
     reader, numbers = READERS[kind]
-    for i in range(4):
-        (tmp_path / f"{i}.bin").write_bytes(b"".join(record(b"%04d" % (20 * i + j)) for j in range(20)))
+    write_numbers(tmp_path, 4)
     whole = list(map(numbers, reader(tmp_path, shuffle=False)))
     options = EngineOptions(direct="always", workers=1, faults="fail_at=1")
     data = reader(tmp_path, shuffle=False, options=options)
@@ -335,8 +339,7 @@ def test_what_can_be_read_the_second_time_is_not_left_out(tmp_path, kind):
 @pytest.mark.filterwarnings("ignore:gdsdata")
 def test_errors_of_the_storage_leave_out_samples_and_count_them(tmp_path, kind):
     reader, numbers = READERS[kind]
-    for i in range(4):
-        (tmp_path / f"{i}.bin").write_bytes(b"".join(record(b"%04d" % (20 * i + j)) for j in range(20)))
+    write_numbers(tmp_path, 4)
     whole = list(map(numbers, reader(tmp_path, batch_size=20)))
     options = EngineOptions(direct="always", workers=1, faults="seed=3,fail=0.3", coalesce_gap_bytes=0)
     data = reader(tmp_path, batch_size=20, options=options)
@@ -351,8 +354,7 @@ def test_errors_of_the_storage_leave_out_samples_and_count_them(tmp_path, kind):
 @pytest.mark.filterwarnings("ignore:gdsdata")
 def test_a_file_changed_in_place_is_left_out_of_one_epoch_and_then_indexed_anew(tmp_path, kind):
     reader, numbers = READERS[kind]
-    for i in range(4):
-        (tmp_path / f"{i}.bin").write_bytes(b"".join(record(b"%04d" % (20 * i + j)) for j in range(20)))
+    write_numbers(tmp_path, 4)
     data = reader(tmp_path, batch_size=80)
     [before] = map(numbers, data)
     with open(tmp_path / "2.bin", "r+b") as file:
@@ -386,8 +388,7 @@ def test_all_workers_index_a_changed_file_anew_when_one_of_them_has_met_it(tmp_p
 @pytest.mark.filterwarnings("ignore:gdsdata")
 def test_a_rank_that_has_met_a_file_with_other_samples_is_not_given_an_index_of_its_own(tmp_path, kind, on_error):
     reader, numbers = READERS[kind]
-    for i in range(4):
-        (tmp_path / f"{i}.bin").write_bytes(b"".join(record(b"%04d" % (5 * i + j)) for j in range(5)))
+    write_numbers(tmp_path, 4, each=5)
     arguments = {"batch_size": 5, "shuffle": False, "world_size": 2, "on_error": on_error, "on_break": "restart"}
     ranks = [reader(tmp_path, rank=rank, **arguments) for rank in range(2)]
     epoch = [[0, 1, 2, 3, 4, 10, 11, 12, 13, 14], [5, 6, 7, 8, 9, 15, 16, 17, 18, 19]]
