@@ -4,6 +4,7 @@ import functools
 import itertools
 import json
 import os
+import resource
 import time
 import warnings
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from helpers import arrays, assert_same_batches, grouped, in_new_process, write_records
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -386,6 +388,29 @@ def test_a_worker_that_begins_behind_set_epoch_reads_the_epoch_of_its_iterator(t
     for epoch, found in zip((0, 5, 6), in_new_process(epochs_around_set_epoch, tmp_path, method), strict=True):
         dataset.set_epoch(epoch)
         assert_same_batches(found, by_for(dataset))
+
+
+def epochs_made_without_shared_memory(folder: Path) -> list[list[np.ndarray]]:
+    """Return an epoch of this process, then two of workers that it forks."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))  # no object in /dev/shm may be larger
+    try:
+        with pytest.raises(RuntimeError):
+            torch.zeros(4097, dtype=torch.uint8).share_memory_()
+        dataset = read(folder)
+        first = by_for(dataset)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    batches = loader(folder, 2, dataset=lambda _: dataset)
+    return [first, by_for(batches), by_for(batches)]
+
+
+def test_epochs_go_on_in_workers_if_there_was_no_place_in_dev_shm(tmp_path):
+    write_records(tmp_path / "0.bin", 103, 64)
+    found = in_new_process(epochs_made_without_shared_memory, tmp_path)
+    dataset = read(tmp_path)
+    for batches in found:
+        assert_same_batches(batches, by_for(dataset))
 
 
 def error_of_continuing_in_workers(folder: Path) -> str:
