@@ -181,6 +181,14 @@ def test_where_there_are_no_locks_nothing_is_measured(data, monkeypatch):
         assert _workers(data) == 0
 
 
+def test_without_a_home_folder_nothing_is_measured(data, monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "relative")
+    monkeypatch.setattr(calibration, "calibrate", lambda *_: pytest.fail("measured without a lock"))
+    with pytest.warns(RuntimeWarning, match="nothing is calibrated: .*has no home folder: set HOME"):
+        assert _workers(data) == 0
+
+
 def test_entries_of_many_threads_are_all_kept(data):
     threads = [threading.Thread(target=calibration._keep, args=(f"GPU {i}", Calibration(workers=i))) for i in range(16)]
     for thread in threads:

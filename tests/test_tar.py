@@ -5,6 +5,7 @@ import gzip
 import io
 import lzma
 import os
+import pwd
 import random
 import re
 import struct
@@ -647,6 +648,17 @@ class TestIndexCache:
         for place in (tmp_path / "file", tmp_path / "file" / "below"):
             with pytest.warns(UserWarning, match="index of tar files cannot be kept in .*: .*will be made again"):
                 assert len(Tar(index_cache=str(place)).index([path])) == 2
+
+    @pytest.mark.parametrize("home", [None, "relative"])
+    def test_a_user_without_a_home_folder_gets_a_warning_and_no_file(self, tmp_path, path, monkeypatch, home):
+        monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # the XDG specification has it ignored
+        monkeypatch.delenv("HOME") if home is None else monkeypatch.setenv("HOME", home)
+        monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)  # the container's /etc/passwd lacks the user
+        (tmp_path / "cwd").mkdir()
+        monkeypatch.chdir(tmp_path / "cwd")
+        with pytest.warns(UserWarning, match="cannot be kept: user [0-9]+ has no home folder: set HOME or"):
+            assert len(GDSDataset(path, 1, device="cpu")) == 2
+        assert not os.listdir()
 
     def test_a_failed_write_leaves_nothing_behind(self, path, monkeypatch):
         def full(*_):

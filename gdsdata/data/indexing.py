@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from gdsdata.formats.kept_index import WORTH_S, KeptIndex, is_kept_format
 from gdsdata.formats.listing import Listing, Source, listing_of, sources_of
 from gdsdata.progress_bars import bar
 from gdsdata.storage.urls import have_urls
+from gdsdata.user_cache import NoHomeFolder
 from gdsdata.version import __version__
 
 if TYPE_CHECKING:
@@ -51,7 +53,8 @@ class Indexing:
         self._first_source, self._is_remote = next(iter(sources), ""), have_urls(sources)
         self._kept: KeptIndex | None = None
         if index_cache is not None and is_kept_format(format):
-            self._kept = KeptIndex(source, format, index_cache, __version__, split)
+            with contextlib.suppress(NoHomeFolder):
+                self._kept = KeptIndex(source, format, index_cache, __version__, split)
 
     def indexed(self, on_format: Callable[[Format, str], object]) -> Indexed:
         """Return the index.

@@ -10,6 +10,7 @@ from typing import BinaryIO
 
 from gdsdata.storage.paths import absolute
 from gdsdata.storage.urls import is_remote
+from gdsdata.user_cache import NoHomeFolder, user_cache
 
 
 def folder_of(where: str | os.PathLike[str], kind: str) -> str:
@@ -19,11 +20,9 @@ def folder_of(where: str | os.PathLike[str], kind: str) -> str:
 
     Raises:
         ValueError: it is a URL.
+        NoHomeFolder: ``"user"``, and there is none.
     """
-    if where != "user":
-        return _given(where)
-    above = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return os.path.join(above, "gdsdata", kind)
+    return _given(where) if where != "user" else os.path.join(user_cache(), "gdsdata", kind)
 
 
 def place_of(path: str, where: str, kind: str, ending: str) -> str:
@@ -75,7 +74,9 @@ def make_folder(folder: str) -> None:
     Raises:
         OSError: it cannot be made.
     """
-    is_users = os.path.abspath(folder).startswith(os.path.abspath(folder_of("user", "")) + os.sep)
+    is_users = False
+    with contextlib.suppress(NoHomeFolder):
+        is_users = os.path.abspath(folder).startswith(os.path.abspath(folder_of("user", "")) + os.sep)
     os.makedirs(folder, 0o700 if is_users else 0o777, exist_ok=True)
 
 

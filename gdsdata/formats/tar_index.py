@@ -15,6 +15,7 @@ import numpy as np
 from gdsdata.formats import caches
 from gdsdata.formats.parsers.tar_members import RECORD_BYTES, Members
 from gdsdata.storage.regular import regular
+from gdsdata.user_cache import NoHomeFolder
 from gdsdata.warn import warn
 
 # Magic with the version, and CRC-32 of all that follows: size in bytes and mtime in ns of the tar,
@@ -76,7 +77,11 @@ def place_of(path: str, index_cache: str | None) -> str | None:
     """Return the place of the kept index of ``path``; None: none is kept."""
     if index_cache is None or caches.has_no_version(path):
         return None
-    return caches.place_of(path, index_cache, "tar", "gdsdata-index")
+    try:
+        return caches.place_of(path, index_cache, "tar", "gdsdata-index")
+    except NoHomeFolder as error:
+        warn(f"gdsdata: the index of tar files cannot be kept: {error.strerror}. It will be made again", UserWarning)
+        return None
 
 
 def kept_members(kept_at: str | None, size_bytes: int, mtime_ns: int) -> Members | None:

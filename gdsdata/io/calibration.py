@@ -30,7 +30,7 @@ import torch
 from gdsdata.errors import GdsdataError
 from gdsdata.formats.index import records_of
 from gdsdata.io import engine
-from gdsdata.io.calibration_file import cache_folder, cache_path, change_entry, kept_entries, lock_of_node
+from gdsdata.io.calibration_file import cache_path, change_entry, kept_entries, lock_of_node
 from gdsdata.io.options import MIB, STAGED_SEGMENTS, EngineOptions
 
 # A choice must be this much better than the default, so that a busy moment has no lasting effect.
@@ -139,7 +139,7 @@ def _measured_within(seconds: float, path: str, device: torch.device, place: str
         return None
     except OSError as error:
         engine.warn_once(
-            f"{cache_folder()} cannot be locked, so nothing is calibrated: {error}. {_advice(path, device)}"
+            f"the folder of calibrations cannot be locked, so nothing is calibrated: {error}. {_advice(path, device)}"
         )
         return None
     if (found := load().get(place)) is not None:  # another process has just measured it

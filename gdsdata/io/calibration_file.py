@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gdsdata.io import engine
+from gdsdata.user_cache import user_cache
 
 VERSION = 1  # of the file; if a file has another version, calibration measures again
 
@@ -23,7 +24,7 @@ def kept_entries() -> dict[str, dict[str, Any]]:
         kept = json.loads(cache_path().read_text())
         if kept.pop("version") == VERSION and all(isinstance(one, dict) for one in kept.values()):
             return kept
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError):  # the last: no home folder
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         pass
     return {}
 
@@ -44,7 +45,7 @@ def change_entry(kind: str, key: str, value: Any) -> None:
             except BaseException:
                 os.unlink(temporary)
                 raise
-    except (OSError, RuntimeError) as error:
+    except OSError as error:
         engine.warn_once(f"calibration could not be kept and will be measured again: {error}")
 
 
@@ -68,14 +69,16 @@ def lock_of_node(wait: bool = False) -> int:
 
     Raises:
         BlockingIOError: another process has the lock, and ``wait`` is False.
-        OSError: the cache folder cannot be written, or its file system has no locks.
+        OSError: there is no cache folder, it cannot be written, or its file system has no locks.
     """
     cache_folder().mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(cache_folder() / f"calibration.{socket.gethostname()}.lock", os.O_RDWR | os.O_CREAT, 0o644)
+    path = cache_folder() / f"calibration.{socket.gethostname()}.lock"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BaseException:
+    except OSError as error:
         os.close(descriptor)
+        error.filename = str(path)
         raise
     return descriptor
 
@@ -85,4 +88,4 @@ def cache_folder() -> Path:
 
 
 def cache_path() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gdsdata" / "calibration.json"
+    return Path(user_cache()) / "gdsdata" / "calibration.json"
