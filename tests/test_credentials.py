@@ -5,6 +5,7 @@ import json
 import math
 import os
 import pickle
+import pwd
 import signal
 import sys
 import threading
@@ -347,6 +348,16 @@ def test_an_end_that_is_no_time_is_named_with_what_has_it(monkeypatch, said, why
 def write(tmp_path, config="", secrets=""):
     (tmp_path / "config").write_text(config)
     (tmp_path / "credentials").write_text(secrets)
+
+
+def test_keys_of_the_environment_serve_a_user_without_a_home_folder(monkeypatch):
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", "HOME"):
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)  # as in a container whose /etc/passwd lacks the user
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+    assert not aws_chain.read_profile().values
+    assert found() == ("a", "b", "")
 
 
 def found(profile=None):

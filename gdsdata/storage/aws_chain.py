@@ -197,11 +197,11 @@ def _keys_of_botocore(profile_name: str | None, url: str) -> Keys:
 
 
 def _parsed(variable: str, default: str) -> configparser.RawConfigParser:
-    path = Path(os.environ.get(variable) or default).expanduser()
     parser = configparser.RawConfigParser(strict=False, default_section="\0", interpolation=None)
     try:
+        path = Path(os.environ.get(variable) or default).expanduser()
         parser.read_string(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError, PermissionError):
+    except (FileNotFoundError, NotADirectoryError, PermissionError, RuntimeError):  # the last: no home folder
         return configparser.RawConfigParser(default_section="\0")
     except (configparser.Error, UnicodeDecodeError):  # the message may quote a secret
         raise ValueError(f"{path}: is no file of AWS settings: mend it, or set {variable}") from None
