@@ -308,6 +308,18 @@ def test_an_error_while_a_copy_is_staged_is_told_at_the_next_call(tmp_path, monk
 # ------------------------------------------------------------------------------------------------ the folder
 
 
+def test_a_program_may_change_its_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with AsyncCheckpointer("runs") as checkpointer:
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir("elsewhere")
+        checkpointer.save(1, {"w": torch.ones(3)})
+        checkpointer.wait()
+        state = {"w": torch.zeros(3)}
+        assert checkpointer.restore(state) == 1
+    assert sorted(os.listdir(tmp_path / "runs")) == ["lock", "step-1"] and not os.listdir()
+
+
 def test_the_newest_and_every_so_manieth_are_kept(tmp_path):
     with AsyncCheckpointer(tmp_path, keep_last=2, keep_every=4) as checkpointer:
         for step in range(1, 11):

@@ -354,7 +354,8 @@ def test_a_restore_of_what_weights_only_forbids_names_it_and_the_argument(checkp
 def test_a_file_in_the_place_of_the_checkpointers_folder_is_named(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     gdsdata.save(STATE, "model.pt")
-    words = f"^folder='{name}' cannot be used, because 'model.pt' is a file: give the path of a folder$"
+    file = tmp_path / "model.pt"
+    words = f"^folder='{tmp_path / name}' cannot be used, because '{file}' is a file: give the path of a folder$"
     with gdsdata.AsyncCheckpointer(name) as checkpointer:
         with pytest.raises(IoError, match=words):
             checkpointer.restore({"state": STATE})

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from gdsdata.checkpoint.urls import is_url, local_folder
+from gdsdata.storage.paths import absolute
 
 T = TypeVar("T")
 
@@ -49,14 +50,14 @@ def whole_number(name: str, value: Any, least: int) -> int:
 
 
 def checkpoint_folder(folder: str | os.PathLike[str]) -> str:
-    """Return the path of the folder of the checkpoints.
+    """Return the absolute path of the folder: the program may change its working directory.
 
     Raises:
         ValueError: it is the URL of objects.
     """
     path = os.fsdecode(folder)
     url = path if is_url(path) else "s3://bucket/run"
-    return local_folder("folder", path, f", and upload={url!r} to have the checkpoints uploaded")
+    return absolute(local_folder("folder", path, f", and upload={url!r} to have the checkpoints uploaded"))
 
 
 def peers_of(count: Any) -> int:

@@ -30,6 +30,7 @@ from gdsdata.checkpoint.background.copies import Copy, Generation, Held
 from gdsdata.checkpoint.urls import local_folder
 from gdsdata.collective.agreement import node_name
 from gdsdata.io.memory_budget import available_bytes
+from gdsdata.storage.paths import absolute
 
 DEFAULT_BASE = "/dev/shm"
 _TEMPORARY = ".tmp"
@@ -103,7 +104,7 @@ class MemoryFolder:
 
     def __init__(self, base: str, checkpoints: str) -> None:
         digest = hashlib.blake2b(os.fsencode(os.path.realpath(checkpoints)), digest_size=8).hexdigest()
-        self.path = os.path.join(local_folder("memory_folder", base), f"gdsdata-{os.geteuid()}-{digest}")
+        self.path = os.path.join(absolute(local_folder("memory_folder", base)), f"gdsdata-{os.geteuid()}-{digest}")
         self._locks: dict[str, _Descriptor] = {}  # by the name of the generation
 
     def make(self) -> str:
