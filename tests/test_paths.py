@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gdsdata import AsyncCheckpointer, GDSDataset, load
 from gdsdata.storage.paths import JoinedPaths, absolute, absolutes, chosen, contain, ends_of, joined
 
 KINDS = {
@@ -38,6 +39,18 @@ def test_two_dots_behind_a_link_lead_where_the_system_goes(tmp_path, monkeypatch
     assert absolute(Path("link/../x")) == f"{there}/x"
     for path in ("there/../x", "../x", "link/x", "none/../x", "link/./x", "/../x", "same/x"):
         assert absolute(path) == os.path.abspath(path)
+
+
+def test_a_deleted_working_directory_is_named_if_a_path_begins_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    os.mkdir("gone")
+    monkeypatch.chdir("gone")
+    os.rmdir(tmp_path / "gone")
+    for refused in (GDSDataset, AsyncCheckpointer, load):
+        with pytest.raises(FileNotFoundError, match="the working directory was deleted: change into another one"):
+            refused("a.tar")
+    with pytest.raises(FileNotFoundError, match="is no file, no directory with files"):
+        GDSDataset("/none")
 
 
 def test_they_are_the_same_sequence(both):

@@ -19,6 +19,7 @@ import torch
 from gdsdata.checkpoint.tree import leaves, name_of
 from gdsdata.checkpoint.urls import plain_path
 from gdsdata.errors import CorruptData, GdsdataError
+from gdsdata.storage.paths import absolute
 
 _FETCH = "Fetch or save the file again, or load an earlier checkpoint"
 # How other files begin that are found under a checkpoint's name: what each is, and the remedy.
@@ -65,7 +66,7 @@ def no_file(path: str) -> str:
         return f"'{path}' is a pattern, which {len(found)} files match. Give the path of one of them, as '{found[0]}'"
     folder = os.path.dirname(path) or "."
     lost = "" if os.path.isdir(folder) else f", and no folder '{folder}'"
-    here = "" if os.path.isabs(path) else f" (relative paths begin at '{os.getcwd()}')"
+    here = "" if os.path.isabs(path) else f" (relative paths begin at '{absolute(os.curdir)}')"
     return f"there is no file '{path}'{lost}. Check the path{here}"
 
 

@@ -6,6 +6,7 @@ import os
 from typing import NamedTuple, NoReturn
 
 from gdsdata.formats.named_splits import SPLIT_OF
+from gdsdata.storage.paths import absolute
 
 
 class Kind(NamedTuple):
@@ -122,7 +123,8 @@ def no_files_in(source: str) -> str:
         return f"is a zarr array, which is not read: {_ARRAYS} (numpy.save, from zarr.open({source!r}))"
     shown = ", ".join(map(repr, names[:_MOST_NAMES])) + (", ..." if len(names) > _MOST_NAMES else "")
     if not names:
-        return f"(from {os.getcwd()}) is no file, no directory with files and no glob of any"
+        begin = "" if os.path.isabs(source) else f"(from {absolute(os.curdir)}) "
+        return f"{begin}is no file, no directory with files and no glob of any"
     split = next((f"pass the name of a split, as in split={name!r}; or " for name in names if name in SPLIT_OF), "")
     glob = os.path.join(source, "**/*")
     return f"has no files, only folders ({shown}): {split}name one of them, or a glob, as in {glob!r}"

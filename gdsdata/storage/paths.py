@@ -13,8 +13,15 @@ def absolute(path: str | os.PathLike[str]) -> str:
     """Return what `os.path.abspath` does, but ".." behind a link is what it is to the system.
 
     It is the folder above the one that the link leads to.
+
+    Raises:
+        FileNotFoundError: the path is relative, and the working directory was deleted.
     """
-    normal, parts = os.path.abspath(path), os.fspath(path).split(os.sep)
+    try:
+        normal, parts = os.path.abspath(path), os.fspath(path).split(os.sep)
+    except FileNotFoundError as error:
+        reason = "the working directory was deleted: change into another one, or give an absolute path"
+        raise FileNotFoundError(error.errno, reason, os.fsdecode(path)) from error
     if os.pardir not in parts or os.path.realpath(normal) == os.path.realpath(path):
         return normal
     behind = len(parts) - parts[::-1].index(os.pardir)
