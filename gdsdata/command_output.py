@@ -9,6 +9,9 @@ import sys
 
 def write(command: str, text: str) -> None:
     """Print a report, or end the process with exit status 2 if it cannot be written."""
+    if sys.stdout is None:
+        print(f"{command}: the report could not be written: standard output is closed", file=sys.stderr)
+        sys.exit(2)
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
     try:

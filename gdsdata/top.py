@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
             return server.serve(given.serve, sampler, given.allow_remote, parser.error)
         if given.json:
             return _print_json(sampler)
-        if given.once or not sys.stdout.isatty():
+        if given.once or not (sys.stdout and sys.stdout.isatty()):
             return _print_plain(sampler, given.every)
         from gdsdata.observe.live import terminal
 

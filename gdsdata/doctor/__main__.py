@@ -105,8 +105,8 @@ def run() -> None:
         status = main(host=host)
     except KeyboardInterrupt:
         status = 130
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # None: it is closed
+        stream.flush()
     if host.left_behind:
         os._exit(status)
     sys.exit(status)
