@@ -7,11 +7,16 @@ import os
 import sys
 
 
-def write(command: str, text: str) -> None:
-    """Print a report, or end the process with exit status 2 if it cannot be written."""
+def require(command: str) -> None:
+    """End the process with exit status 2 if its standard output is closed."""
     if sys.stdout is None:
         print(f"{command}: the report could not be written: standard output is closed", file=sys.stderr)
         sys.exit(2)
+
+
+def write(command: str, text: str) -> None:
+    """Print a report, or end the process with exit status 2 if it cannot be written."""
+    require(command)
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
     try:

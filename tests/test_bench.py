@@ -131,6 +131,16 @@ def test_quick_runs_on_a_gpu(tmp_path):
         assert "pinned copy to the GPU" in (out / "report.md").read_text()
 
 
+def test_a_run_without_a_standard_output_ends_with_its_report(tmp_path):
+    out, run = tmp_path / "out", f"{sys.executable} -m gdsdata.bench"
+    overrides = f"case=load quick=true case.rows=[gdsdata] data.folder='{tmp_path}/data' hydra.run.dir='{out}'"
+    done = subprocess.run(f"{run} {overrides} >&-", shell=True, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0 and (out / "report.md").exists(), done.stderr
+    done = subprocess.run(f"{run}.compare '{out}' '{out}' >&-", shell=True, capture_output=True, text=True, timeout=60)
+    said = "gdsdata.bench.compare: the report could not be written: standard output is closed\n"
+    assert (done.returncode, done.stderr) == (2, said)
+
+
 @pytest.mark.slow
 def test_quick_load_compares_all_bytes_and_says_its_path(tmp_path):
     out = tmp_path / "out"

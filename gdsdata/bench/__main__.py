@@ -1,3 +1,4 @@
+import os
 import signal
 import sys
 from pathlib import Path
@@ -56,6 +57,8 @@ def main():
         folder = settings.configs_folder()
     except FileNotFoundError as error:
         sys.exit(f"gdsdata.bench: {error}")
+    if sys.stdout is None:  # it is closed; the report is in the run's folder too
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     register()
     leave_out_later_interrupts()
     try:

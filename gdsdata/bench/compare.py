@@ -29,6 +29,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from gdsdata import command_output
 from gdsdata.bench import extra
 from gdsdata.bench.harness.case import SCHEMA
 from gdsdata.bench.harness.tables import is_ours
@@ -336,6 +337,7 @@ def main(arguments=None):
         help="exit status 1 where a row is called slower, by more than PERCENT of its time, or where only B failed it",
     )  # fmt: skip
     asked = parser.parse_args(arguments)
+    command_output.require("gdsdata.bench.compare")
     if not asked.json and (lack := extra.lack("rich")):
         print(f"gdsdata.bench.compare: {lack}, or use --json", file=sys.stderr)
         return 2
