@@ -661,7 +661,7 @@ def test_files_that_are_missing_cut_or_damaged_are_errors_that_name_them(tmp_pat
 
 @pytest.mark.parametrize("instruction", [b"r\xff\xff\xff\x7f", b"\x95" + b"\xff" * 8], ids=["memo", "frame"])
 def test_damaged_metadata_is_corrupt_data_before_memory_is_allocated(tmp_path, instruction):
-    save({"a": torch.arange(20)}, GDSStorageWriter(tmp_path))
+    save({"a": torch.arange(20)}, FileSystemWriter(tmp_path))
     file = tmp_path / ".metadata"
     content = file.read_bytes()
     at = content.index(b"\x94")  # behind the name of a module
@@ -674,6 +674,66 @@ def test_damaged_metadata_is_corrupt_data_before_memory_is_allocated(tmp_path, i
             GDSStorageReader(tmp_path).read_metadata()
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+def test_a_changed_byte_of_metadata_is_corrupt_data(tmp_path):
+    save({"a": torch.arange(20)}, GDSStorageWriter(tmp_path))
+    file = tmp_path / ".metadata"
+    content = file.read_bytes()
+    for at in range(0, content.index(b"gdsdata-crc32"), 7):
+        file.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+        with pytest.raises(CorruptData, match=f"'{file}' cannot be unpickled"):
+            GDSStorageReader(tmp_path).read_metadata()
+
+
+def change_metadata(folder, change):
+    """Have `change` change the metadata of a checkpoint, which then has no checksum."""
+    metadata = pickle.loads((folder / ".metadata").read_bytes())
+    change(metadata)
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+
+
+@pytest.mark.parametrize(
+    "boxes",
+    [[((0, 0), (2, 5))], [((0, 0), (2, 5)), ((3, 0), (1, 5))], [((0, 0), (2, 5)), ((1, 0), (2, 5))],
+     [((0, 0), (2, 5)), ((2, 0), (2, 4))], [((9, 9), (4, 5))], []],
+)  # fmt: skip
+@pytest.mark.parametrize("planner", [dcp.DefaultLoadPlanner, GDSLoadPlanner])
+def test_parts_that_do_not_make_a_tensor_are_refused(tmp_path, boxes, planner):
+    save({"a": in_shards(torch.randn(4, 5)), "b": torch.ones(3)}, FileSystemWriter(tmp_path))
+
+    def change(metadata):
+        chunks = [dcp.ChunkStorageMetadata(torch.Size(at), torch.Size(sizes)) for at, sizes in boxes]
+        metadata.state_dict_metadata["a"].chunks = chunks
+
+    change_metadata(tmp_path, change)
+    state = {"a": torch.zeros(4, 5), "b": torch.zeros(3)}
+    error = failure_of(lambda: dcp.load(state, storage_reader=GDSStorageReader(tmp_path), planner=planner()))
+    assert isinstance(error, CorruptData) and "parts of a " in str(error) and ".metadata'" in str(error)
+    dcp.load({"b": torch.zeros(3)}, storage_reader=GDSStorageReader(tmp_path), planner=planner())
+
+
+def test_a_stored_part_of_another_shape_is_refused(tmp_path):
+    save({"a": torch.randn(4, 5)}, FileSystemWriter(tmp_path))
+
+    def change(metadata):
+        about = metadata.state_dict_metadata["a"]
+        about.size = about.chunks[0].sizes = torch.Size((3, 5))
+
+    change_metadata(tmp_path, change)
+    error = failure_of(loaded, {"a": torch.zeros(3, 5)}, GDSStorageReader(tmp_path))
+    assert isinstance(error, CorruptData) and "a part of (3, 5) of a" in str(error)
+
+
+def test_a_rank_that_saved_its_own_part_alone_loads_it_again(tmp_path):
+    part = torch.randn(2, 5)
+    part.global_shape, part.global_offsets = (4, 5), ((2, 0),)
+    part.local_offsets, part.local_sizes = ((0, 0),), ((2, 5),)
+    save({"a": part}, GDSStorageWriter(tmp_path))
+    found = part.clone().zero_()
+    vars(found).update(vars(part))
+    dcp.load({"a": found}, storage_reader=GDSStorageReader(tmp_path))
+    assert torch.equal(found, part)
 
 
 @pytest.mark.filterwarnings("ignore:.*are read by torch.load", "error:.*has no checksums")

@@ -21,7 +21,9 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
+from gdsdata.checkpoint.dcp.coverage import check_covered, check_shape
 from gdsdata.checkpoint.dcp.data_files import INCOMPLETE, DataFiles, check_size
+from gdsdata.checkpoint.dcp.metadata_checksum import without_checksum
 from gdsdata.checkpoint.dcp.noted_place import noted_place
 from gdsdata.checkpoint.dcp.object_file_system import place_of
 from gdsdata.checkpoint.dcp.packed_plan import PackedPlan, packed_plan
@@ -49,7 +51,8 @@ _LOOKED_AT_ITEMS = 64  # of a plan, for its size
 class _CheckedPickles:
     """A file system whose pickles are checked before torch unpickles them.
 
-    A few damaged bytes in a pickle can claim gigabytes of memory.
+    Pickles of `GDSStorageWriter` have a checksum. In others, a few damaged bytes can claim
+    gigabytes of memory.
     """
 
     def __init__(self, file_system: Any) -> None:
@@ -61,7 +64,7 @@ class _CheckedPickles:
     @contextlib.contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.BytesIO]:
         with self._file_system.create_stream(path, mode) as stream:
-            content = stream.read()
+            content = without_checksum(stream.read())
         if engine.pickle_claims_too_much(content):
             raise pickle.UnpicklingError("it claims to have more than its bytes")
         yield io.BytesIO(content)
@@ -92,8 +95,8 @@ class GDSStorageReader(FileSystemReader):
 
     A load raises these on every rank, within DCP's `CheckpointException`:
         FileNotFoundError, PermissionError, IoError: a file cannot be opened or read.
-        CorruptData: a file is shorter than ``.metadata`` says, an archive is damaged, or a checksum
-            differs.
+        CorruptData: ``.metadata`` has not all parts of a tensor, a file is shorter than it says, an
+            archive is damaged, or a checksum differs.
         ValueError: a tensor to fill has another shape than the plan says.
         RankLost: with ``read_once``, another rank has ended or is silent. A warning says it at
             once: torch raises an error of its own if the rank does not come back.
@@ -130,9 +133,12 @@ class GDSStorageReader(FileSystemReader):
         finally:
             self.fs = file_system
 
+    def _metadata_path(self, rank: int | None) -> str:
+        return os.path.join(self.path, ".metadata" if rank is None else f"__{rank}.metadata")
+
     @contextlib.contextmanager
     def _errors_of_metadata(self, rank: int | None) -> Iterator[None]:
-        path = os.path.join(self.path, ".metadata" if rank is None else f"__{rank}.metadata")
+        path = self._metadata_path(rank)
         try:
             with torch_errors_explained(path, f"'{path}'", 0, weights_only=False):
                 yield
@@ -143,6 +149,11 @@ class GDSStorageReader(FileSystemReader):
             raise
         except Exception as error:  # damaged pickles raise many kinds
             raise CorruptData(f"'{path}' cannot be unpickled: {error}. {INCOMPLETE}", path) from error
+
+    def set_up_storage_reader(self, metadata: Metadata, *args: Any, **kwargs: Any) -> None:
+        super().set_up_storage_reader(metadata, *args, **kwargs)
+        self._tensors_of_metadata = metadata.state_dict_metadata
+        self._metadata_file = self._metadata_path(None if self.use_collectives else self.rank)
 
     @collector_paused()
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
@@ -177,6 +188,7 @@ class GDSStorageReader(FileSystemReader):
         return sent if sent is not None and isinstance(plan, PackedPlan) and plan.is_unchanged(sent) else plan
 
     def _read(self, plan: LoadPlan, planner: LoadPlanner, together: SharedReads | None) -> None:
+        check_covered(plan, planner, self._tensors_of_metadata, self._metadata_file)
         reader = TensorReader(self.options, self.verify, together)
         reader.expect(self._bytes_of(plan), first_device(getattr(planner, "state_dict", None)))
         files = DataFiles(self.path)
@@ -192,6 +204,8 @@ class GDSStorageReader(FileSystemReader):
             if stored is None:
                 left_to_torch.append(item)
                 continue
+            if item.lengths != stored.shape:
+                check_shape(item, stored, self._tensors_of_metadata, self._metadata_file)
             _read_tensor(item, stored, planner, reader)
             if reader.own_bytes >= _OWN_BYTES:
                 reader.run()

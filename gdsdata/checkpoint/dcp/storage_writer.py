@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
+from gdsdata.checkpoint.dcp.metadata_checksum import with_checksum
 from gdsdata.checkpoint.dcp.noted_place import note_place
 from gdsdata.checkpoint.dcp.object_file_system import names_in, place_of, remove
 from gdsdata.checkpoint.file_writer import Extent, prepare_engine, sync_folder
@@ -177,7 +178,7 @@ class GDSStorageWriter(FileSystemWriter):
         metadata.version = CURRENT_DCP_VERSION
         metadata.storage_data = {one.index: one.storage_data for of_rank in results for one in of_rank}
         metadata.storage_meta = self.storage_meta()
-        content = pickle.dumps(metadata)
+        content = with_checksum(pickle.dumps(metadata))
         with writer_of(os.path.join(self.path, self._metadata_name), len(content), self.options) as writer:
             writer.write_bytes([(0, content)])
             writer.commit()
