@@ -4,6 +4,7 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -16,6 +17,7 @@ from helpers import eventually, in_new_process
 from gdsdata import AsyncCheckpointer, EngineOptions
 from gdsdata.checkpoint.background import heartbeat_lock
 from gdsdata.checkpoint.background.checkpoint_folder import CheckpointFolder, LockedFolder
+from gdsdata.checkpoint.background.save_job import SaveJob
 from gdsdata.errors import IoError
 from gdsdata.io import engine
 
@@ -237,3 +239,38 @@ def test_a_checkpoint_that_a_save_removed_meanwhile_is_not_called_broken(tmp_pat
         with pytest.raises(FileNotFoundError, match="step 1 .* was removed or saved again meanwhile: restore again"):
             reader.restore({"a": 0})
         assert reader.restore({"a": 0}) == 2
+
+
+@pytest.mark.parametrize("has_flock", [True, False])
+@pytest.mark.filterwarnings("ignore:gdsdata. the file system of .* has no flock")
+def test_a_folder_that_was_removed_between_saves_is_made_and_locked_again(tmp_path, has_flock, request):
+    if not has_flock:
+        request.getfixturevalue("no_flock")
+    path = tmp_path / "run"
+    with AsyncCheckpointer(path) as checkpointer:
+        checkpointer.save(1, {"a": 1}).result()
+        shutil.rmtree(path)
+        checkpointer.save(2, {"a": 2}).result()
+        assert checkpointer.steps() == [2]
+        with pytest.raises(IoError, match="another AsyncCheckpointer of this process saves checkpoints"):
+            locked(path)
+    assert os.listdir(path / "step-2") and AsyncCheckpointer(path).restore({"a": 0}) == 2
+
+
+@pytest.mark.parametrize(("owner", "method"), [(SaveJob, "write"), (LockedFolder, "commit")])
+def test_a_folder_that_is_removed_in_the_middle_of_a_save_is_its_error(tmp_path, monkeypatch, owner, method):
+    path = tmp_path / "run"
+    called = getattr(owner, method)
+
+    def removed_before(*arguments):
+        shutil.rmtree(path)
+        return called(*arguments)
+
+    with AsyncCheckpointer(path) as checkpointer:
+        checkpointer.save(1, {"a": 1}).result()
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, method, removed_before)
+            with pytest.raises(IoError, match="step-2' was removed while it was saved: save again"):
+                checkpointer.save(2, {"a": 2}).result()
+        checkpointer.save(3, {"a": 3}).result()
+        assert checkpointer.steps() == [3]

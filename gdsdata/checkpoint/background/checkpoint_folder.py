@@ -30,7 +30,7 @@ from gdsdata.checkpoint.background.manifest import (
 )
 from gdsdata.checkpoint.file_writer import TEMPORARY, FileWriter, make_folder, sync_folder
 from gdsdata.checkpoint.urls import not_a_folder
-from gdsdata.errors import CorruptData
+from gdsdata.errors import CorruptData, IoError
 from gdsdata.io.options import EngineOptions
 from gdsdata.storage.regular import regular
 
@@ -135,6 +135,11 @@ def nothing_spared(leaving: Sequence[Manifest]) -> Collection[int]:
     return ()
 
 
+def removed(folder: str) -> IoError:
+    """Return the error for the folder of a step that somebody has removed during its save."""
+    return IoError(errno.ENOENT, f"'{folder}' was removed while it was saved: save again", folder)
+
+
 class LockedFolder:
     """The right to write into a folder of checkpoints.
 
@@ -190,7 +195,7 @@ class LockedFolder:
         Raises:
             IoError: another process has taken the lock over.
         """
-        self._lock.check()
+        self._check_lock()
         make_folder(self._folder.folder_of(step))
         return secrets.token_hex(4)
 
@@ -232,12 +237,15 @@ class LockedFolder:
             least_sequence: as of `next_sequence`.
 
         Raises:
-            IoError: another process has taken the lock over, or the manifest cannot be written.
+            IoError: another process has taken the lock over, somebody has removed the folder, or
+                the manifest cannot be written.
         """
+        self._check_lock()
+        if not os.path.isdir(folder := self._folder.folder_of(step)):
+            raise removed(folder)
         complete = self._known()
         manifest = Manifest(step, self.next_sequence(least_sequence), tuple(files))
         content = manifest.content
-        self._lock.check()
         with FileWriter(self._folder.file(step, MANIFEST), len(content), self._options) as writer:
             writer.write_bytes([(0, content)])
             writer.commit()
@@ -282,6 +290,10 @@ class LockedFolder:
                 sync_folder(self._folder.folder_of(manifest.step))
             self._remove(manifest.step, kept=())
         self._complete = kept + newest[::-1]
+
+    def _check_lock(self) -> None:
+        if not self._lock.check():
+            self._complete = None
 
     def _known(self) -> list[Manifest]:
         if self._complete is None:

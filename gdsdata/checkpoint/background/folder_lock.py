@@ -61,6 +61,10 @@ class FolderLock:
         self._folder = folder
         self._descriptor: int | None = None
         self._heartbeat: HeartbeatLock | None = None
+        self._take()
+
+    def _take(self) -> None:
+        folder = self._folder
         held = os.path.join(folder, _HEARTBEAT_LOCK)
         try:
             make_folder(folder)
@@ -81,19 +85,37 @@ class FolderLock:
         if not is_finalizing():  # then the modules that this needs are gone, and the system unlocks
             self.release()
 
-    def check(self) -> None:
+    def check(self) -> bool:
         """Check that this process still holds the lock.
 
-        A process that was suspended may have lost it.
+        A process that was suspended may have lost it. If somebody has removed the folder, it is
+        made and locked again.
+
+        Returns:
+            Whether the folder was as it was left; False: it is a new one.
 
         Raises:
-            IoError: another process has taken the lock over.
+            IoError: another process has taken the lock over, or has locked the new folder.
         """
+        if self._is_removed():
+            self.release()
+            self._take()
+            return False
         if self._heartbeat is not None:
             try:
                 self._heartbeat.check()
             except heartbeat_lock.Held as holder:
                 raise self._held_by(str(holder), errno.EWOULDBLOCK) from None
+        return True
+
+    def _is_removed(self) -> bool:
+        """Return whether the file that is locked is no longer the folder's."""
+        if self._descriptor is None:
+            return not os.path.isdir(self._folder)
+        try:
+            return not os.path.samestat(os.stat(os.path.join(self._folder, _LOCK)), os.fstat(self._descriptor))
+        except FileNotFoundError:
+            return True
 
     def release(self) -> None:
         """Release the lock. May be called again.

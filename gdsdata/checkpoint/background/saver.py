@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
-from gdsdata.checkpoint.background.checkpoint_folder import CheckpointFolder, LockedFolder, nothing_spared
+from gdsdata.checkpoint.background.checkpoint_folder import CheckpointFolder, LockedFolder, nothing_spared, removed
 from gdsdata.checkpoint.background.copies import Generation
 from gdsdata.checkpoint.background.manifest import Manifest, SavedFile
 from gdsdata.checkpoint.background.own_copy import NoCopy, OwnCopy
@@ -203,6 +203,8 @@ class Saver:
             folder = os.path.dirname(path)
             if os.path.isdir(folder):
                 raise
+            if self._ranks.rank == 0:
+                raise removed(folder) from error
             raise IoError.caused_by(
                 error,
                 f"the first rank made the folder '{begun.folder}', and this rank has no '{folder}'. Give all ranks the "
