@@ -330,6 +330,28 @@ def test_a_lost_answer_to_the_completion_is_no_error(serve):
     assert upload.complete().size_bytes == 5
 
 
+def test_an_object_is_known_by_its_metadata_if_the_answer_to_its_completion_is_lost(serve):
+    bucket, metadata = Bucket(), {}
+
+    def answer(method, path, query, headers, body):
+        if "uploads" in query:
+            metadata.update((name, value) for name, value in headers.items() if name.startswith("x-amz-meta-"))
+        if method == "HEAD":
+            return 200, {"content-length": "5", "etag": '"of no parts"', **metadata}, b""
+        return bucket(method, path, query, headers, body)
+
+    serve(answer)
+    upload = s3_store().upload("key", 5)
+    upload.send(0, memoryview(b"12345"))
+    lost = [(500, {}, b""), (404, {}, b"<Error><Code>NoSuchUpload</Code></Error>")]
+    bucket.complete_with = list(lost)
+    assert upload.complete().size_bytes == 5
+    metadata.update(dict.fromkeys(metadata, "of another upload"))
+    bucket.complete_with = list(lost)
+    with pytest.raises(IoError, match="NoSuchUpload"):
+        upload.complete()
+
+
 def test_an_abort_raises_nothing(serve):
     serve(Bucket())
     upload = s3_store().upload("key", 5)

@@ -53,6 +53,8 @@ def make(bucket: str, scheme: str, options: Mapping[str, Any]) -> GcsStore:
 class GcsStore(XmlStore):
     """A bucket of GCS: see `gdsdata.storage.store.Store`."""
 
+    metadata_prefix = "x-goog-meta-"
+
     def __init__(self, bucket: str, secrets: credentials.Credentials, endpoint: str, user_project: str) -> None:
         super().__init__("gs", bucket, secrets)
         self._endpoint = endpoint

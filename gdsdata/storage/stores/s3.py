@@ -71,6 +71,8 @@ class S3Store(XmlStore):
         region: "" if nothing names it. Then AWS is asked once.
     """
 
+    metadata_prefix = "x-amz-meta-"
+
     def __init__(
         self, bucket: str, secrets: credentials.Credentials, endpoint: str, region: str, addressing: str
     ) -> None:

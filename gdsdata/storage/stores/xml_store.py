@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import errno
 import hashlib
+import secrets
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ MOST_ACCESS_S = 12 * 3600.0
 _PART_BYTES, _MOST_PARTS = 16 * 2**20, 10_000
 _DELETED_AT_ONCE = 1000
 _DELETING_THREADS = 16
+_UPLOAD = "gdsdata-upload"
 _XML = {"content-type": "application/xml"}
 
 
@@ -34,6 +36,9 @@ class XmlStore(SigningStore, ABC):
 
     A subclass says where the bucket is, how requests are signed, and with which checksums.
     """
+
+    metadata_prefix: str
+    """Begins the names of headers that are kept with an object."""
 
     def __init__(self, scheme: str, bucket: str, secrets: Credentials) -> None:
         super().__init__(secrets)
@@ -148,6 +153,10 @@ class XmlStore(SigningStore, ABC):
 
     def head(self, key: str) -> ObjectInfo:
         """Return an object's size and tag."""
+        return info_of(self.url_of(key), self.headers_of(key))
+
+    def headers_of(self, key: str) -> Response:
+        """Return what HEAD says of an object."""
         request = self.request("HEAD", key)
         response = self.send(request, accept=(400, 403))
         if response.status >= 400:  # an answer to HEAD has no reason, but one to GET has
@@ -156,7 +165,7 @@ class XmlStore(SigningStore, ABC):
             self.send(first_byte, accept=(416,))
             self.secrets.distrust()
             response = self.send(request)
-        return info_of(self.url_of(key), response)
+        return response
 
     def access(self, key: str) -> Access:
         """Return what requests for the object need."""
@@ -177,16 +186,18 @@ class XmlStore(SigningStore, ABC):
 
     def upload(self, key: str, size_bytes: int) -> XmlUpload:
         """Begin to write a large object in parts."""
-        headers = {**self.payload_headers(sigv4.EMPTY_SHA256), **self.begin_headers()}
-        request = self.request("POST", key, {"uploads": ""}, headers)
+        # Kept with the object, so a completion whose answer was lost is known.
+        own = self.metadata_prefix + _UPLOAD, secrets.token_hex(16)
+        headers = {**self.payload_headers(sigv4.EMPTY_SHA256), own[0]: own[1]}
+        request = self.request("POST", key, {"uploads": ""}, {**headers, **self.begin_headers()})
         response = self.send(request, accept=(400, 501) if self.begin_headers() else ())
         if response.status >= 400:  # the server does not know the checksum
-            request = self.request("POST", key, {"uploads": ""})
+            request = self.request("POST", key, {"uploads": ""}, headers)
             response = self.send(request)
         upload_id = xml_document.text_of(self.parsed(request, response), "UploadId")
         if not upload_id:
             raise CorruptData(f"{request.subject}: the server began no upload. Check endpoint_url.", request.subject)
-        return XmlUpload(self, key, size_bytes, upload_id, self.verifies_crc32c(response))
+        return XmlUpload(self, key, size_bytes, upload_id, own, self.verifies_crc32c(response))
 
     def delete(self, keys: Iterable[str]) -> None:
         """Delete objects, a thousand a request if the server offers that."""
@@ -242,12 +253,15 @@ class XmlStore(SigningStore, ABC):
 class XmlUpload:
     """An object that is written in parts: see `gdsdata.storage.store.Upload`."""
 
-    def __init__(self, store: XmlStore, key: str, size_bytes: int, upload_id: str, by_crc32c: bool) -> None:
+    def __init__(
+        self, store: XmlStore, key: str, size_bytes: int, upload_id: str, own: tuple[str, str], by_crc32c: bool
+    ) -> None:
         self.part_bytes = part_bytes_of(size_bytes)
         self._store = store
         self._key = key
         self._size_bytes = size_bytes
         self._id = upload_id
+        self._own = own  # a header that the object has if this upload made it
         self._by_crc32c = by_crc32c
         self._lock = threading.Lock()  # guards _parts
         self._parts: dict[int, tuple[str, str]] = {}  # by number from 0: ETag, CRC-32C
@@ -284,10 +298,9 @@ class XmlUpload:
         response = store.send(request, accept=(404,), result=b"CompleteMultipartUploadResult")
         if response.status == 404:
             # If an answer was lost, the retry finds the upload completed: then the object is there.
-            expected = _tag_of_parts([tag for _, (tag, _) in sorted(parts.items())])
-            if response.attempts > 1 and (found := self._found()) and found.tag.strip('"') == expected:
-                return found
-            raise transport.refused(request, response)
+            tag = _tag_of_parts([tag for _, (tag, _) in sorted(parts.items())])
+            if response.attempts == 1 or not self._is_there(tag):
+                raise transport.refused(request, response)
         # Some servers (rclone) answer with another tag than the object then has.
         completed = store.head(self._key)
         if completed.size_bytes != self._size_bytes:
@@ -306,11 +319,18 @@ class XmlUpload:
         except Exception:
             pass  # the bucket's lifecycle rules delete them later
 
-    def _found(self) -> ObjectInfo | None:
+    def _is_there(self, tag: str) -> bool:
+        """Return whether the object is the one that this upload makes.
+
+        Args:
+            tag: its ETag, if the server is S3. Other servers have others, but keep `_own`.
+        """
         try:
-            return self._store.head(self._key)
+            headers = self._store.headers_of(self._key).headers
         except FileNotFoundError:
-            return None
+            return False
+        name, value = self._own
+        return headers.get(name) == value or headers.get("etag", "").strip('"') == tag
 
 
 def part_bytes_of(size_bytes: int, most_parts: int = _MOST_PARTS) -> int:
