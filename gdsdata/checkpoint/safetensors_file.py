@@ -109,14 +109,16 @@ def write(
     from gdsdata.checkpoint.file_writer import reached
     from gdsdata.checkpoint.writers import writer_of
 
-    extents, end = [], data_begin
-    for tensor in tensors:
+    def bytes_in_file(tensor: torch.Tensor) -> torch.Tensor:
         # The memory of a conjugate or negative view differs from its values.
-        resolved = tensor.detach().resolve_conj().resolve_neg()
-        extents.append((end, reached(bytes_of(resolved.contiguous()))))
-        end += extents[-1][1].nbytes
+        return reached(bytes_of(tensor.detach().resolve_conj().resolve_neg().contiguous()))
+
+    *begins, end = itertools.accumulate((tensor.nbytes for tensor in tensors), initial=data_begin)
+    places = [(begin, tensor.nbytes) for begin, tensor in zip(begins, tensors, strict=True)]
+    # Each copy is made when it is due, so few of them are in memory at a time.
+    extents = ((begin, bytes_in_file(tensor)) for begin, tensor in zip(begins, tensors, strict=True))
     with writer_of(path, end, options) as writer:
-        text = header(list(writer.write_in_batches(extents))).ljust(data_begin - LENGTH_BYTES)
+        text = header(list(writer.write_in_batches(extents, places))).ljust(data_begin - LENGTH_BYTES)
         writer.write_bytes([(0, len(text).to_bytes(LENGTH_BYTES, "little") + text)])
         writer.commit()
 
