@@ -60,6 +60,8 @@ BROKEN = {
     "empty": (lambda path: b"", r"is empty \(0 bytes\).*load an earlier checkpoint"),
     "cut": (lambda path: zip_of(STATE, path)[:9000], "cut short"),
     "cut-at-the-head": (lambda path: zip_of(STATE, path)[:40], "cut short"),
+    "cut-to-two-bytes": (lambda path: b"PK", "cut short: it has no more than the first bytes"),
+    "cut-to-three-bytes": (lambda path: b"PK\3", "cut short: it has no more than the first bytes"),
     "cut-legacy": (lambda path: legacy(STATE, path)[:-4000], "cut short or damaged"),
     "cut-legacy-at-the-head": (lambda path: legacy(STATE, path)[:30], "cut short or damaged"),
     "damaged-at-the-head": (lambda path: b"PL" + zip_of(STATE, path)[2:], r"begins with b'PL\\x03\\x04', as no file"),
@@ -71,7 +73,9 @@ BROKEN = {
 
 
 @pytest.mark.filterwarnings("ignore:.*is read by torch.load")
-@pytest.mark.parametrize("arguments", [{}, {"only": ["*"]}, {"into": {"a": torch.zeros(3000)}}])
+@pytest.mark.parametrize(
+    "arguments", [{}, {"only": ["*"]}, {"into": {"a": torch.zeros(3000)}}, {"weights_only": False}]
+)
 @pytest.mark.parametrize("kind", BROKEN)
 def test_a_file_that_is_no_checkpoint_is_corrupt_with_its_path_and_a_remedy(tmp_path, kind, arguments):
     make, words = BROKEN[kind]

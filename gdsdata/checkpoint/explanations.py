@@ -34,6 +34,7 @@ _FOREIGN = (
     (b"\x89HDF", "an HDF5 file, which gdsdata does not read"),
     (b"\x93NUMPY", "an array of numpy's. Read it with numpy.load"),
 )
+_ZIP = b"PK\x03\x04"
 _TORCH_MAGICS = (b"PK", b"\x80")  # a zip; a pickle, as older versions wrote
 
 
@@ -141,12 +142,12 @@ def foreign_file(place: str, head: bytes) -> CorruptData | None:
 def _is_npz(head: bytes) -> bool:
     """Return whether a file begins as a zip whose first file is an array of numpy's."""
     name_bytes = int.from_bytes(head[26:28], "little")
-    return head.startswith(b"PK\x03\x04") and head[30:][:name_bytes].endswith(b".npy")
+    return head.startswith(_ZIP) and head[30:][:name_bytes].endswith(b".npy")
 
 
 @contextlib.contextmanager
 def torch_errors_explained(
-    path: str, place: str, length: int, *, offset: int = 0, head: bytes = b"PK", weights_only: bool | None
+    path: str, place: str, length: int, *, offset: int = 0, head: bytes = _ZIP, weights_only: bool | None
 ) -> Iterator[None]:
     """Add the place to errors of torch and pickle.
 
@@ -182,8 +183,11 @@ _KEPT_TYPES = (
     pickle.UnpicklingError, RuntimeError, NotImplementedError, ImportError, ModuleNotFoundError, AttributeError,
     TypeError, ValueError, KeyError, IndexError, AssertionError,
 )  # fmt: skip
-# Words in torch's RuntimeErrors about files that are cut short or damaged.
-_DAMAGE = ("PytorchStreamReader", "unexpected EOF", "wrong byte size", "nvalid magic number", "orrupt")
+# Words of torch and pickle about files that are cut short or damaged.
+_DAMAGE = (
+    "PytorchStreamReader", "unexpected EOF", "wrong byte size", "nvalid magic number", "orrupt",
+    "pickle data was truncated", "pickle exhausted",
+)  # fmt: skip
 # torch's words about what weights_only forbids: its name, with its module.
 _FORBIDDEN = re.compile(r"GLOBAL ([\w.<>]+) (?:was not an allowed global|whose module \S+ is blocked)")
 _COLORS = re.compile(r"\x1b\[[0-9;]*m")  # of a terminal, in torch's words
@@ -212,16 +216,19 @@ def forbidden(place: str, error: BaseException | None, call: str) -> pickle.Unpi
 def _explained(error: Exception, place: str, head: bytes, weights_only: bool | None) -> Exception:
     if isinstance(error, (GdsdataError, OSError, MemoryError, torch.OutOfMemoryError)):
         return error
+    if len(head) < len(_ZIP) and _ZIP.startswith(head):
+        return CorruptData(f"{place} is cut short: it has no more than the first bytes of a zip. {_FETCH}")
     may_be_foreign = not head.startswith(_TORCH_MAGICS) or _is_npz(head)
     if may_be_foreign and (foreign := foreign_file(place, head)) is not None:
         return foreign
     if weights_only and (refused := forbidden(place, error, "gdsdata.load(..., weights_only=False)")) is not None:
         return refused
-    if weights_only and isinstance(error, pickle.UnpicklingError) and not head.startswith(_TORCH_MAGICS):
-        # torch takes it for a pickle, and advises weights_only=False.
+    if isinstance(error, pickle.UnpicklingError) and not head.startswith(_TORCH_MAGICS):
+        # torch takes it for a pickle, and may advise weights_only=False.
         return CorruptData(f"{place} is damaged: it begins with {head[:4]!r}, as no file of torch's does. {_FETCH}")
     said = _COLORS.sub("", str(error)) or type(error).__name__
-    is_damage = isinstance(error, EOFError) or (isinstance(error, RuntimeError) and any(m in said for m in _DAMAGE))
+    has_words = isinstance(error, (RuntimeError, pickle.UnpicklingError)) and any(m in said for m in _DAMAGE)
+    is_damage = isinstance(error, EOFError) or has_words
     only_torchs_code_ran = weights_only is not False and not isinstance(error, (RuntimeError, pickle.UnpicklingError))
     if is_damage or only_torchs_code_ran:
         return CorruptData(f"{place} is cut short or damaged: {type(error).__name__}: {said.splitlines()[0]}. {_FETCH}")
