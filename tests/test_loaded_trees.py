@@ -1,6 +1,7 @@
 """Odd values of a checkpoint, and odd places for them in the tree that a load fills."""
 
 import struct
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -114,3 +115,22 @@ def test_a_dtype_that_is_none_of_torchs_is_refused(tmp_path, dtype):
     gdsdata.save({"a": torch.ones(5)}, tmp_path / "x.pt")
     with pytest.raises(TypeError, match=r"dtype=.*give a torch\.dtype"):
         gdsdata.load(tmp_path / "x.pt", dtype=dtype)
+
+
+class Pair(NamedTuple):
+    tensor: torch.Tensor
+    step: int
+
+
+def tied_in_a_pair(value: float) -> dict:
+    weight = torch.full((300_000,), value)  # so large that its memory is arbitrary before it is read
+    return {"pair": Pair(weight, 3), "weight": weight}
+
+
+@pytest.mark.parametrize("how", [{}, {"only": ["*"]}, {"dtype": torch.float64}, {"into": True}])
+def test_a_tensor_in_a_named_tuple_that_is_tied_to_another_one_has_its_values(tmp_path, how):
+    gdsdata.save(tied_in_a_pair(1), tmp_path / "x.pt")
+    if "into" in how:
+        how = {"into": tied_in_a_pair(0)}
+    found = gdsdata.load(tmp_path / "x.pt", weights_only=False, **how)
+    assert (found["pair"].tensor == 1).all() and (found["weight"] == 1).all() and found["pair"].step == 3

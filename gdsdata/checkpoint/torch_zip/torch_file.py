@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -30,6 +32,9 @@ Described = tuple[Any, Callable[[Path, Any], Any] | None]
 # storages below this size are filled with zeros. Larger ones are left untouched, which costs
 # nothing.
 _LOOKED_AT_BYTES = 1 << 20
+
+_MOST_REFERENTS = 1_000_000
+_OF_PROGRAMS = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.CodeType)
 
 
 def load(file: OpenFile, reader: TensorReader, device: torch.device, weights_only: bool) -> Any:
@@ -66,8 +71,8 @@ def _unpickled_without_values(file: OpenFile, archive: Archive, weights_only: bo
     """Have torch unpickle the object on storages that have no values yet.
 
     Returns:
-        None if anything but a plain tensor that is a leaf refers to a storage, because that needs
-            the storage's values.
+        None if anything but a plain tensor that is a leaf refers to a storage, or to such a tensor,
+            because that needs the storage's values.
     """
     storages: list[Any] = [torch.UntypedStorage(saved.size_bytes) for saved in archive.storages]  # type: ignore[no-untyped-call]
     for storage in storages:
@@ -86,6 +91,8 @@ def _unpickled_without_values(file: OpenFile, archive: Archive, weights_only: bo
     tensors = {id(one.value): one.value for one in leaves(value) if isinstance(one.value, torch.Tensor)}
     if len(tensors) != archive.references.total or not all(map(is_plain, tensors.values())):
         return None
+    if _refer_to([one.value for one in leaves(value) if id(one.value) not in tensors], tensors):
+        return None
 
     def stored_of(path: Path, leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
@@ -95,6 +102,25 @@ def _unpickled_without_values(file: OpenFile, archive: Archive, weights_only: bo
         return Stored(record, offset, leaf.dtype, tuple(leaf.shape), leaf.stride())
 
     return value, stored_of
+
+
+def _refer_to(values: list[Any], tensors: Collection[int]) -> bool:
+    """Return whether values refer to one of some tensors, such as a named tuple does.
+
+    Also true if they refer to too many objects to find out.
+
+    Args:
+        values: the values.
+        tensors: the ids of the tensors.
+    """
+    seen: set[int] = set()
+    while values and len(seen) < _MOST_REFERENTS:
+        values = [one for one in values if id(one) not in seen and not isinstance(one, _OF_PROGRAMS)]
+        if any(id(one) in tensors for one in values):
+            return True
+        seen.update(map(id, values))
+        values = gc.get_referents(*values)
+    return bool(values)
 
 
 def _load_by_torch(file: OpenFile, why: NotPlain, device: torch.device, weights_only: bool, verify: bool) -> Any:
