@@ -686,6 +686,14 @@ def test_a_changed_byte_of_metadata_is_corrupt_data(tmp_path):
             GDSStorageReader(tmp_path).read_metadata()
 
 
+def test_metadata_that_describes_no_state_is_corrupt_data(tmp_path):
+    save({"a": torch.arange(20)}, FileSystemWriter(tmp_path))
+    file = tmp_path / ".metadata"
+    file.write_bytes(file.read_bytes().replace(b"state_dict_metadata", b"state_dict_metadatb"))
+    with pytest.raises(CorruptData, match="it describes no state"):
+        GDSStorageReader(tmp_path).read_metadata()
+
+
 def change_metadata(folder, change):
     """Have `change` change the metadata of a checkpoint, which then has no checksum."""
     metadata = pickle.loads((folder / ".metadata").read_bytes())

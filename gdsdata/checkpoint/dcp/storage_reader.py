@@ -129,7 +129,10 @@ class GDSStorageReader(FileSystemReader):
         self.fs = _CheckedPickles(file_system)  # type: ignore[assignment]
         try:
             with self._errors_of_metadata(kwargs.get("rank")):
-                return super().read_metadata(*args, **kwargs)
+                metadata = super().read_metadata(*args, **kwargs)
+                if not isinstance(getattr(metadata, "state_dict_metadata", None), dict):
+                    raise pickle.UnpicklingError("it describes no state")
+                return metadata
         finally:
             self.fs = file_system
 
