@@ -109,8 +109,10 @@ def _cover(size: Sequence[int], boxes: Sequence[_Box]) -> bool:
     for far in itertools.product((False, True), repeat=len(shape)):
         places.append(np.ravel_multi_index(tuple(np.where(far, ends, begins).T), tuple(shape + 1)))
         counts.append(signs * (-1) ** sum(far))
-    _, where = np.unique(np.concatenate(places), return_inverse=True)
-    return not np.bincount(where, np.concatenate(counts)).any()
+    corners = np.concatenate(places)
+    order = np.argsort(corners)
+    firsts = np.flatnonzero(np.diff(corners[order], prepend=-1))  # of each place
+    return not np.add.reduceat(np.concatenate(counts)[order], firsts).any()
 
 
 def _fill_all(target: Any, items: Iterable[ReadItem], planner: DefaultLoadPlanner) -> bool:
