@@ -206,6 +206,28 @@ class TestRefusals:
         with pytest.raises(ValueError, match="is not for tables.*RowGroups"):
             gdsdata.GDSDataset(path, 3, shuffle=shuffle, device="cpu")
 
+    @pytest.mark.parametrize("year", [1, 1677, 1678, 2261, 2263, 9999])
+    @pytest.mark.parametrize(
+        ("kind", "around"),
+        [
+            (pa.timestamp("us"), lambda time: time),
+            (pa.list_(pa.timestamp("us")), lambda time: [time]),
+            (pa.struct([("in", pa.list_(pa.struct([("t", pa.timestamp("us"))])))]), lambda time: {"in": [{"t": time}]}),
+            (pa.map_(pa.string(), pa.timestamp("us")), lambda time: [("k", time)]),
+        ],
+    )
+    def test_of_int96_times_that_nanoseconds_cannot_count(self, tmp_path, year, kind, around):
+        time = np.datetime64(f"{year:04}-01-01T00:00:00.5", "us").item()
+        table = pa.table({"id": [1, 2], "old": pa.array([around(time), None], kind)})
+        path = write(tmp_path / "a.parquet", table, use_deprecated_int96_timestamps=True)
+        format = Parquet(fill_null=0)
+        if 1677 < year < 2262:
+            read_all(path, format=format)
+        else:
+            with pytest.raises(ValueError, match="row group 0 .*'old' has times of .* INT96 .* leave it out"):
+                read_all(path, format=format)
+        assert read_all(path, format=Parquet(columns=["id"])) == {"id": [1, 2]}
+
     def test_of_unlike_files(self, tmp_path):
         write(tmp_path / "a.parquet", numbered(9))
         write(tmp_path / "b.parquet", pa.table({"id": pa.array([1], pa.int32())}))

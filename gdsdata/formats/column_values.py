@@ -25,6 +25,10 @@ class HasNulls(Exception):
     """Numbers of a column are null, and nothing is to take their place."""
 
 
+class TimesBeyond(Exception):
+    """A column, which it names, has times that 64 bits of nanoseconds cannot have."""
+
+
 class OtherShape(Exception):
     """An array of a column has another shape than the column's type says."""
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from gdsdata.formats.column_values import TimesBeyond
 from gdsdata.formats.columns import Column, arrow_module
 from gdsdata.formats.parsers import magics
 
 if TYPE_CHECKING:
     import pyarrow
     import pyarrow.parquet
+
+_MOST_SECONDS = 2**63 // 10**9 + 1  # of 64 bits of nanoseconds, on either side of 1970
 
 
 class ParquetFile(NamedTuple):
@@ -25,16 +28,55 @@ class ParquetFile(NamedTuple):
     def decoded(
         self, number: int, begins: Sequence[int], stored: Sequence[memoryview], size_bytes: int
     ) -> pyarrow.Table:
-        source = _Stored(begins, stored, size_bytes)
-        reader = arrow_module("pyarrow.parquet").ParquetFile(
-            arrow_module().PythonFile(source, "r"),
-            metadata=metadata_of(self.footer),
-            pre_buffer=False,  # each column by itself, as it was read
-            page_checksum_verification=True,
-        )
-        table = reader.read_row_group(number, columns=list(self.leaves), use_threads=False)
+        def read(leaves: Sequence[str], unit: str) -> pyarrow.Table:
+            reader = arrow_module("pyarrow.parquet").ParquetFile(
+                arrow_module().PythonFile(_Stored(begins, stored, size_bytes), "r"),
+                metadata=metadata_of(self.footer),
+                pre_buffer=False,  # each column by itself, as it was read
+                page_checksum_verification=True,
+                coerce_int96_timestamp_unit=unit,
+            )
+            return reader.read_row_group(number, columns=list(leaves), use_threads=False)
+
+        table = read(self.leaves, "ns")
         table.validate()
+        if old_times := _int96_leaves(self.footer, self.leaves):
+            _check_times(read(old_times, "s"))
         return table
+
+
+@functools.lru_cache(maxsize=64)
+def _int96_leaves(footer: bytes, leaves: tuple[str, ...]) -> tuple[str, ...]:
+    """Return those of the leaves whose times are of type INT96. pyarrow wraps them in silence."""
+    schema = metadata_of(footer).schema
+    columns = map(schema.column, range(len(schema)))
+    return tuple({one.path for one in columns if one.physical_type == "INT96"}.intersection(leaves))
+
+
+def _check_times(table: pyarrow.Table) -> None:
+    """Check that nanoseconds can have all times of a table, which are in seconds.
+
+    Raises:
+        TimesBeyond: they cannot.
+    """
+    arrow = arrow_module()
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        for times in (one for chunk in column.chunks for one in _times_in(chunk)):
+            seconds = times.view(arrow.int64()).drop_null().to_numpy()
+            if len(seconds) and not -_MOST_SECONDS <= seconds.min() <= seconds.max() < _MOST_SECONDS:
+                raise TimesBeyond(name)
+
+
+def _times_in(array: pyarrow.Array) -> Iterator[pyarrow.Array]:
+    types = arrow_module("pyarrow.types")
+    if types.is_timestamp(array.type):
+        yield array
+    elif types.is_map(array.type):
+        yield from (*_times_in(array.keys), *_times_in(array.items))
+    elif types.is_struct(array.type):
+        yield from (time for member in array.flatten() for time in _times_in(member))
+    elif types.is_nested(array.type):
+        yield from _times_in(array.flatten())
 
 
 @functools.lru_cache(maxsize=64)  # of the files that are decoded now

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 import numpy as np
 
 from gdsdata.errors import CorruptData
-from gdsdata.formats.column_values import HasNulls, OtherShape, Values, values_of_column
+from gdsdata.formats.column_values import HasNulls, OtherShape, TimesBeyond, Values, values_of_column
 from gdsdata.formats.columns import Column, arrow_module, check_alike, nulls_among_numbers
 from gdsdata.formats.dictionaries import TooLarge
 from gdsdata.formats.field import Field
@@ -204,7 +204,7 @@ class TableIndex(SampleIndex):
 
         Raises:
             CorruptData: the bytes are not what the footer says.
-            ValueError: nulls among numbers.
+            ValueError: nulls among numbers, or times of type INT96 that nanoseconds cannot count.
         """
         file = self.files[self.group_file[group]]
         path = self.paths[self.group_file[group]]
@@ -222,6 +222,12 @@ class TableIndex(SampleIndex):
             raise
         except HasNulls:
             raise nulls_among_numbers(path, column) from None
+        except TimesBeyond as named:
+            raise ValueError(
+                f"{self.name_of(group)}: column {str(named)!r} has times of Parquet's type INT96 before 1677 or after "
+                f"2262, which nanoseconds in int64 cannot count: write it as microseconds (pyarrow.parquet.read_table "
+                f'reads it with coerce_int96_timestamp_unit="us"), or leave it out (columns=)'
+            ) from None
         except TooLarge as reason:
             raise ValueError(
                 f"{self.name_of(group)}: column {column.field.name!r}: {reason}: write smaller ones, or leave the "
