@@ -198,7 +198,15 @@ def test_a_state_of_another_mix_is_refused(folder):
     with pytest.raises(ValueError, match="of 2 sources"):
         mix(folder).load_state_dict({**state, "sources": state["sources"][:2]})
     with pytest.raises(ValueError, match="no state of a Mix"):
-        mix(folder).load_state_dict(mix(folder).sources[0].state_dict())
+        mix(folder).load_state_dict({"version": 1})
+
+
+def test_the_state_of_a_mix_and_of_its_source_are_told_apart(folder):
+    blended = mix(folder)
+    with pytest.raises(ValueError, match="the state is of a single GDSDataset, and this is a Mix"):
+        blended.load_state_dict(blended.sources[0].state_dict())
+    with pytest.raises(ValueError, match="the state is of a Mix, and this is a single GDSDataset"):
+        blended.sources[0].load_state_dict(blended.state_dict())
 
 
 # ------------------------------------------------------------------------------------------------------ DataLoader

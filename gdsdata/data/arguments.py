@@ -226,5 +226,7 @@ def checked_state(state: object) -> Mapping[str, Any]:
         raise TypeError(f"a state is a dict that state_dict() returned, and this is a {type(state).__name__}")
     if state.get("version") != 1:
         raise ValueError(f"this is no state of a GDSDataset that this version knows: {state!r}")
+    if "sources" in state:
+        raise ValueError("the state is of a Mix, and this is a single GDSDataset: pass it to Mix.load_state_dict()")
     position_in(state)
     return {"uneven": "drop", **state}

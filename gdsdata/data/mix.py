@@ -263,6 +263,8 @@ class Mix(BatchDataset):
         """
         if not isinstance(state, Mapping):
             raise TypeError(f"a state is a dict that state_dict() returned, and this is a {type(state).__name__}")
+        if "sources" not in state and "samples_per_step" in state:
+            raise ValueError("the state is of a single GDSDataset, and this is a Mix: pass it to that data set")
         if state.get("version") != 1 or "sources" not in state:
             raise ValueError(f"this is no state of a Mix that this version knows: {state!r}")
         if len(state["sources"]) != len(self.sources):
