@@ -200,6 +200,19 @@ def test_a_file_of_another_kind_in_a_folder_of_data_is_not_called_damaged(tmp_pa
     assert len(gdsdata.GDSDataset(f"{tmp_path}/*.npy", 2, device="cpu")) == 1
 
 
+@pytest.mark.parametrize(("first", "other"), [("npy", "tar"), ("npz", "tar"), ("npy", "parquet"), ("npy", "npz")])
+def test_files_of_two_formats_are_told_apart_and_not_called_damaged(tmp_path, first, other):
+    pq.write_table(pa.table({"x": [1]}), tmp_path / "x.parquet")
+    np.save(tmp_path / "x.npy", np.zeros(3))
+    np.savez(tmp_path / "x.npz", x=np.zeros(3))
+    with tarfile.open(tmp_path / "x.tar", "w") as tar:
+        tar.add(tmp_path / "x.npy", "0.npy")
+    paths = [tmp_path / f"x.{first}", tmp_path / f"x.{other}"]
+    with pytest.raises(ValueError, match=rf"{paths[1]} is .*, and {paths[0]} is .*\*.{other}'") as caught:
+        gdsdata.GDSDataset(paths, 1, device="cpu")
+    assert not isinstance(caught.value, CorruptData)
+
+
 @pytest.mark.parametrize("name", ["a.npy", "a.npy-{}-of-00002"])
 def test_a_damaged_file_beside_sound_ones_of_its_kind_is_called_damaged(tmp_path, name):
     with open(tmp_path / f"0{name.format('00000')}", "wb") as file:

@@ -97,7 +97,7 @@ def _refuse_no_data(paths: Sequence[str]) -> NoReturn:
 
 
 def refuse_another_kind(path: str, paths: Sequence[str]) -> None:
-    """Refuse a file whose name and bytes are of another kind than those of the first file.
+    """Refuse a file whose name and bytes are of another kind or format than the first file's.
 
     Args:
         path: of a file that the format of the first file calls damaged.
@@ -110,8 +110,22 @@ def refuse_another_kind(path: str, paths: Sequence[str]) -> None:
     if not ending[1:].isalpha() or ending == os.path.splitext(paths[0])[1] or any(map(_tells, paths)):
         return  # it may be data: a.tfrecord-00001-of-00002, or a shard of an index
     (head,), _, _ = read_heads([path], HEAD_BYTES)
-    if not any(known.recognises(head, path) for known in _recognisers):
+    kind = _kind_of(head, path)
+    if kind is None:
         _refuse_another_kind(head, path, paths)
+        return
+    first = next(itertools.filterfalse(magics.is_beside_data, paths))
+    (head,), _, _ = read_heads([first], HEAD_BYTES)
+    kind_of_first = _kind_of(head, first)
+    if kind_of_first is not None and kind_of_first is not kind:
+        raise ValueError(
+            f"{path} is {kind.name}, and {first} is {kind_of_first.name}: a data set has files of one format, so name "
+            f"those, as in {os.path.join(os.path.dirname(path), f'*{ending}')!r}"
+        )
+
+
+def _kind_of(head: bytes, path: str) -> Recogniser | None:
+    return next((known for known in _recognisers if known.recognises(head, path)), None)
 
 
 def _refuse_another_kind(head: bytes, path: str, paths: Sequence[str]) -> None:
@@ -126,12 +140,11 @@ def _refuse_another_kind(head: bytes, path: str, paths: Sequence[str]) -> None:
     by_ending = {os.path.splitext(one)[1]: one for one in reversed(paths)}
     for ending, other in list(by_ending.items())[:_MOST_ENDINGS]:
         (head_of_other,), _, _ = read_heads([other], HEAD_BYTES)
-        for known in _recognisers:
-            if other != path and known.recognises(head_of_other, other):
-                raise ValueError(
-                    f"{path} is no data, and {os.path.basename(other)} beside it is {known.name}: name the files that "
-                    f"are, as in {os.path.join(folder, f'*{ending}') if ending else other!r}"
-                )
+        if other != path and (known := _kind_of(head_of_other, other)) is not None:
+            raise ValueError(
+                f"{path} is no data, and {os.path.basename(other)} beside it is {known.name}: name the files that "
+                f"are, as in {os.path.join(folder, f'*{ending}') if ending else other!r}"
+            )
     if (advice := advice_about(head, path)) is not None:
         raise ValueError(f"{path} {advice}")
 
@@ -175,9 +188,8 @@ def recognise(paths: Sequence[str]) -> Format:
         other = next(itertools.filterfalse(_tells, paths), paths[0])  # if no format here has such an index
     for path in dict.fromkeys((telling, other)):
         (head,), _, _ = read_heads([path], HEAD_BYTES)
-        for known in _recognisers:
-            if known.recognises(head, path):
-                return known.make()
+        if (known := _kind_of(head, path)) is not None:
+            return known.make()
     if magics.is_beside_data(paths[0]):
         _refuse_no_data(paths)
     _refuse_another_kind(head, path, paths)
