@@ -172,6 +172,12 @@ class TestRows:
         with pytest.raises(CorruptData, match=f"row 3 of row group 1 of {path}: column 'j' cannot be decoded"):
             list(gdsdata.GDSDataset(path, 14, shuffle=False, device="cpu", fields=gdsdata.Fields(decode={"j": "json"})))
 
+    @pytest.mark.parametrize("decoder", ["json", "cls", "npy"])
+    def test_that_are_null_say_so_if_they_cannot_be_decoded(self, tmp_path, decoder):
+        path = write(tmp_path / "a.parquet", pa.table({"j": pa.array([None], pa.string())}))
+        with pytest.raises(CorruptData, match="row 0 .* column 'j' is null or empty, which cannot be decoded: .*skip"):
+            list(gdsdata.GDSDataset(path, 1, device="cpu", fields=gdsdata.Fields(decode={"j": decoder})))
+
 
 class TestRefusals:
     @pytest.mark.parametrize(

@@ -116,8 +116,10 @@ class FieldValues:
         try:
             return self._made_of(name, [of_all[i] for i in wanted]) if len(wanted) else []
         except Undecodable as error:
-            sample = int(read.samples[wanted[error.sample]])
-            raise self._index.damaged(sample, k, f"cannot be decoded: {error}") from error
+            place, reason = wanted[error.sample], f"cannot be decoded: {error}"
+            if isinstance(self._index, TableIndex) and not sizes[place]:
+                reason = f'is null or empty, which {reason}. Pass on_error="skip", or a function as the decoder'
+            raise self._index.damaged(int(read.samples[place]), k, reason) from error
 
     def _made_of(self, name: str, samples: Sequence[torch.Tensor]) -> Any:
         decoder = self._decode[name]
