@@ -18,12 +18,12 @@ if TYPE_CHECKING:  # for tools that read the code and do not run it
     from gdsdata.checkpoint.dcp.storage_reader import GDSStorageReader
     from gdsdata.checkpoint.dcp.storage_writer import GDSStorageWriter
     from gdsdata.data.batches.ragged import Ragged
+    from gdsdata.data.batches.streams import record_stream
     from gdsdata.data.dataset import GDSDataset
     from gdsdata.data.groups import Fields, Reading, Sharding
     from gdsdata.data.mix import Mix
     from gdsdata.data.order.lanes import Lanes
     from gdsdata.data.order.row_groups import RowGroups
-    from gdsdata.io.engine import record_stream
     from gdsdata.io.options import EngineOptions
     from gdsdata.io.tensor import Engine, read_tensor, write_tensor
     from gdsdata.observe.trace import profile
@@ -67,12 +67,12 @@ _HOMES = {
     "checkpoint.dcp.storage_reader": ("GDSStorageReader",),
     "checkpoint.dcp.storage_writer": ("GDSStorageWriter",),
     "data.batches.ragged": ("Ragged",),
+    "data.batches.streams": ("record_stream",),
     "data.dataset": ("GDSDataset",),
     "data.groups": ("Fields", "Reading", "Sharding"),
     "data.mix": ("Mix",),
     "data.order.lanes": ("Lanes",),
     "data.order.row_groups": ("RowGroups",),
-    "io.engine": ("record_stream",),
     "io.options": ("EngineOptions",),
     "io.tensor": ("Engine", "read_tensor", "write_tensor"),
     "observe.trace": ("profile",),

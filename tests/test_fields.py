@@ -15,6 +15,7 @@ import torch
 from helpers import exit_code_of_fork, reading_threads, require_direct
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses import FakeTensorMode
 
 import gdsdata
 from gdsdata import EngineOptions, Fields, GDSDataset, Ragged, Reading
@@ -278,6 +279,21 @@ def test_images_are_stacked_where_they_are_of_one_size(tmp_path):
 
 def test_a_decoder_of_ones_own_gets_the_bytes_of_each_sample(tmp_path):
     assert decoded(tmp_path, [b"abc", b"", b"d"], lambda samples: [len(one) for one in samples]) == [3, 0, 1]
+
+
+def test_record_stream_names_the_tensors_of_a_batch_that_are_on_a_gpu(monkeypatch):
+    named = []
+    monkeypatch.setattr(engine, "record_stream", lambda tensor, stream: named.append((tensor, stream)))
+    with FakeTensorMode():
+        image, text, label = (torch.empty(3, device="cuda") for _ in range(3))
+    offsets = torch.tensor([0, 3])
+    gdsdata.record_stream({"a": image, "b": Ragged(Ragged(text, offsets), offsets), "c": [label, "d"]}, 7)
+    assert [stream for _, stream in named] == [7, 7, 7]
+    assert all(one is other for (one, _), other in zip(named, (image, text, label), strict=True))
+    with pytest.raises(ValueError, match="on cpu, which has no streams"):
+        gdsdata.record_stream({"a": offsets}, 7)
+    with pytest.raises(ValueError, match="a dict of no tensors"):
+        gdsdata.record_stream({"a": ["text"]}, 7)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import contextlib
 import gc
 import itertools
 import os
+import tarfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -171,6 +172,15 @@ def test_record_stream_takes_any_batch_view_or_tensor_of_a_gpu_only(tmp_path, re
     gdsdata.record_stream(torch.ones(3, device="cuda"), stream)
     with pytest.raises(ValueError, match="the batch is on cpu, which has no streams"):
         gdsdata.record_stream(torch.ones(3), stream)
+
+
+@pytest.mark.parametrize("ragged", ["flat", "nested", "padded", "list"])
+def test_record_stream_takes_batches_with_fields(tmp_path, ragged):
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        tar.add(__file__, "0.txt")
+        tar.add(gdsdata.__file__, "1.txt")
+    (batch,) = GDSDataset(tmp_path, 2, device="cuda", fields=gdsdata.Fields(ragged=ragged))
+    gdsdata.record_stream(batch, torch.cuda.Stream())
 
 
 def test_epochs_broken_off_a_hundred_times_leave_content_right(tmp_path, records, delivery):

@@ -291,21 +291,10 @@ def stream_of(device: torch.device) -> int:
     return torch_private.current_stream_handle(device.index) if device.type == "cuda" else 0
 
 
-def record_stream(batch: torch.Tensor, stream: torch.cuda.Stream) -> None:
-    """Note that a zero-copy batch is used on ``stream`` too.
-
-    This is needed if ``stream`` was not the current one when the batch came. Call it before you
-    drop the last reference to the batch. Its memory is not written again until ``stream`` has
-    completed the work that it has then. Other batches (``zero_copy=False``) are torch's own memory,
-    and this calls ``batch.record_stream(stream)`` for them.
-
-    Raises:
-        ValueError: ``batch`` is not on a CUDA device.
-    """
-    if batch.device.type != "cuda":
-        raise ValueError(f"record_stream: the batch is on {batch.device}, which has no streams")
-    if not _engine.record_stream(batch.data_ptr(), stream.cuda_stream):
-        batch.record_stream(stream)
+def record_stream(tensor: torch.Tensor, stream: torch.cuda.Stream) -> None:
+    """Note that a GPU's tensor, of a zero-copy batch or torch's own, is used on ``stream`` too."""
+    if not _engine.record_stream(tensor.data_ptr(), stream.cuda_stream):
+        tensor.record_stream(stream)
 
 
 def warn_once(message: str) -> None:
