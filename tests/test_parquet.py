@@ -240,6 +240,27 @@ class TestRefusals:
         with pytest.raises(ValueError, match="separate datasets"):
             gdsdata.GDSDataset(tmp_path, 3, device="cpu")
 
+    @pytest.mark.parametrize("order", ["ab", "ba"])
+    @pytest.mark.parametrize(
+        ("values", "none"),
+        [
+            (pa.array([1, 2]), pa.nulls(2)),
+            (pa.array([[1], []]), pa.nulls(2)),
+            (pa.array([[1], []]), pa.array([[], None], pa.list_(pa.null()))),
+        ],
+    )
+    def test_of_columns_without_values_beside_numbers_say_so(self, tmp_path, order, values, none):
+        paths = [str(tmp_path / f"{letter}.parquet") for letter in order]
+        for path, column in zip(paths, (values, none), strict=True):
+            pq.write_table(pa.table({"id": [1, 2], "x": column}), path)
+        with pytest.raises(ValueError, match=f"{paths[1]}: column 'x' has only nulls .* int64 .* {paths[0]}: "):
+            gdsdata.GDSDataset(tmp_path, 2, device="cpu")
+
+    def test_never_are_of_columns_without_values_beside_texts_or_objects(self, tmp_path):
+        for i, (text, chat) in enumerate([("a", [{"n": 1}]), (None, None), (None, [])]):
+            pq.write_table(pa.table({"text": [text], "chat": [chat]}), tmp_path / f"{i}.parquet")
+        assert read_all(tmp_path)["text"] == [[97], [], []]
+
     def test_of_encrypted_files(self, tmp_path):
         path = tmp_path / "a.parquet"
         write(path, numbered(9))

@@ -28,6 +28,9 @@ _FLOATS = {"halffloat": "f2", "float": "f4", "double": "f8"}
 _HF_ARRAYS = "datasets.features.features.Array"
 _NAME, _METADATA = b"ARROW:extension:name", b"ARROW:extension:metadata"
 
+# In the place of a unit: the type says that all values are null, or all lists empty.
+_NO_VALUES = "no values"
+
 # The value that takes the place of nulls among numbers: in all columns, or in those that are named.
 FillNull: TypeAlias = "float | Mapping[str, float] | tuple[tuple[str, float], ...] | None"
 
@@ -216,6 +219,11 @@ def _units_of(kind: pyarrow.DataType, name: str) -> Iterator[tuple[str, str]]:
         yield from _units_of(member.type, f"{name}.{member.name}")
 
 
+def _has_no_values(kind: pyarrow.DataType) -> bool:
+    """Return whether a type is null, or lists of it: writers choose it if they saw no value."""
+    return bool(arrow_module("pyarrow.types").is_null(_levels(storage_of(kind))[1]))
+
+
 def _said_shape(field: pyarrow.Field) -> list[int | None] | None:
     """Return the shape that `datasets` notes of a column of arrays; None: it is no such column."""
     metadata = field.metadata or {}
@@ -274,7 +282,8 @@ def _columns_of(
             raise ValueError(
                 f"{path}: column {name!r} is of the type {member.type}, which has no form in a batch: {remedy}"
             )
-        field = dataclasses.replace(field, units=tuple(_units_of(member.type, name)))
+        units = ((name, _NO_VALUES),) if _has_no_values(member.type) else tuple(_units_of(member.type, name))
+        field = dataclasses.replace(field, units=units)
         columns.append(_filled(Column(field, places), fill_null, path))
     unknown = [name for name, _ in fill_null if name not in names] if isinstance(fill_null, tuple) else []
     if unknown:
@@ -355,6 +364,23 @@ def nulls_among_numbers(path: str, column: Column) -> ValueError:
     )
 
 
+def _refuse_no_values(first: Sequence[Field], other: Sequence[Field], paths: tuple[str, str]) -> None:
+    """Refuse a column that has numbers in one file, and by its type no values in the other one.
+
+    Raises:
+        ValueError: there is one.
+    """
+    others = {field.name: field for field in other}
+    for one, two in ((field, others.get(field.name, field)) for field in first):
+        for lacking, known, path in ((one, two, paths[0]), (two, one, paths[1])):
+            if (one.name, _NO_VALUES) in lacking.units and known.dtype is not None:
+                raise ValueError(
+                    f"{path}: column {one.name!r} has only nulls or empty lists, so its type says none of its values. "
+                    f"It is {known.dtype} in the other file, {paths[path == paths[0]]}: write it with that type, or "
+                    "leave it out (columns=)"
+                )
+
+
 def check_alike(first: Sequence[Field], other: Sequence[Field], paths: tuple[str, str]) -> None:
     """Check that two files' samples have the same fields, whose integers count the same.
 
@@ -362,6 +388,7 @@ def check_alike(first: Sequence[Field], other: Sequence[Field], paths: tuple[str
         ValueError: they have not.
     """
     if tuple(first) != tuple(other):
+        _refuse_no_values(first, other, paths)
         said = [
             ", ".join(f"{one.name}: {one.dtype or 'bytes'}{one.shape or ''}" for one in fields)
             for fields in (first, other)
