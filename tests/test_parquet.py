@@ -18,7 +18,7 @@ from gdsdata.data.batches import row_groups
 from gdsdata.data.order.permutation import Order
 from gdsdata.data.order.row_groups import InOrder, RowGroupPermutation, RowGroups, RowGroupShuffle
 from gdsdata.errors import CorruptData, EngineClosed
-from gdsdata.formats import Parquet, recognise
+from gdsdata.formats import Parquet, column_values, recognise
 from gdsdata.formats.parsers.parquet_footer import row_groups_of
 from gdsdata.formats.tables import TableIndex
 
@@ -140,6 +140,17 @@ class TestRows:
         stored = [group.column(i) for group in groups for i in range(group.num_columns)]
         wanted = [one for one in stored if one.path_in_schema.split(".")[0] in ("image", "u8")]
         assert read_bytes == sum(one.total_compressed_size for one in wanted)
+
+    def test_of_many_columns_cost_as_many_steps_a_column_as_of_few(self, tmp_path, monkeypatch):
+        asked, ask = [], column_values.arrow_module
+        monkeypatch.setattr(column_values, "arrow_module", lambda *name: asked.append(name) or ask(*name))
+        steps = []
+        for columns in (10, 200):
+            path = write(tmp_path / f"{columns}.parquet", pa.table({f"c{i}": [i] for i in range(columns)}))
+            asked.clear()
+            assert read_all(path) == {f"c{i}": [i] for i in range(columns)}
+            steps.append(len(asked) / columns)
+        assert steps[1] <= steps[0]
 
     def test_can_be_kept_and_written_to(self, tmp_path):
         path = write(tmp_path / "a.parquet", numbered(40))

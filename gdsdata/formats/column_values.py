@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from gdsdata.formats import dictionaries
-from gdsdata.formats.columns import Column, arrow_module, is_bytes, is_list, storage_of
+from gdsdata.formats.columns import Column, arrow_module, flattened, is_bytes, is_list, storage_of
 from gdsdata.formats.field import Field
 from gdsdata.formats.json_rows import json_rows, stored
 
@@ -33,8 +33,13 @@ class OtherShape(Exception):
     """An array of a column has another shape than the column's type says."""
 
 
-def values_of_column(table: pyarrow.Table, column: Column) -> Values:
+def values_of_column(table: pyarrow.Table, column: Column, places: Sequence[int]) -> Values:
     """Return the values of a column of a table that was decoded.
+
+    Args:
+        table: has the column.
+        column: which.
+        places: where it is, by `places_in`.
 
     Raises:
         HasNulls: see there.
@@ -43,7 +48,7 @@ def values_of_column(table: pyarrow.Table, column: Column) -> Values:
         Exception: the table is damaged; the type is one of `errors_of_pyarrow`.
     """
     arrow, types = arrow_module(), arrow_module("pyarrow.types")
-    chunks = _out_of_structs(table, column)
+    chunks = _out_of_structs(table, places)
     kind, field = chunks.type, column.field
     if types.is_dictionary(kind):
         plain = [dictionaries.decoded(chunk) for chunk in chunks.chunks]
@@ -85,11 +90,9 @@ def elements_of(array: pyarrow.Array, field: Field) -> tuple[np.ndarray, list[np
     return _dense(array, field.row_shape, field.element_dtype, 0).reshape(-1), lengths
 
 
-def _out_of_structs(table: pyarrow.Table, column: Column) -> pyarrow.ChunkedArray:
+def _out_of_structs(table: pyarrow.Table, places: Sequence[int]) -> pyarrow.ChunkedArray:
     """Return a column as it is stored. A null struct has null members."""
-    arrow, places = arrow_module(), _places_of(table.schema, column.field.name)
-    if places is None:
-        raise KeyError(column.field.name)
+    arrow = arrow_module()
     chunks = table.column(places[0])
     for place in places[1:]:
         kind = storage_of(chunks.type).field(place).type
@@ -98,21 +101,15 @@ def _out_of_structs(table: pyarrow.Table, column: Column) -> pyarrow.ChunkedArra
     return arrow.chunked_array([stored(chunk) for chunk in chunks.chunks], storage_of(chunks.type))
 
 
-def _places_of(fields: Sequence[pyarrow.Field], name: str) -> list[int] | None:
-    """Return the places of a column and of its structs' members; all names may have dots.
+def places_in(schema: pyarrow.Schema) -> dict[str, tuple[int, ...]]:
+    """Return the places of a decoded table's columns, and of its structs' members, by their names.
 
-    They are not `Column.places`: tables have the columns and members that are wanted alone.
+    They are not `Column.places`: such tables have the columns and members that are wanted alone.
     """
-    for place, one in enumerate(fields):
-        kind = storage_of(one.type)
-        if not arrow_module("pyarrow.types").is_struct(kind):
-            if one.name == name:
-                return [place]
-        elif name.startswith(f"{one.name}."):
-            members = _places_of([kind.field(i) for i in range(kind.num_fields)], name[len(one.name) + 1 :])
-            if members is not None:
-                return [place, *members]
-    return None
+    places: dict[str, tuple[int, ...]] = {}
+    for names, _, found in flattened(schema, (), ()):
+        places.setdefault(".".join(names), found)
+    return places
 
 
 def _whole(chunks: pyarrow.ChunkedArray) -> pyarrow.Array:

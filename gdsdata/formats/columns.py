@@ -263,7 +263,7 @@ def _columns_of(
 ) -> tuple[Column, ...]:
     found: dict[str, tuple[pyarrow.Field, tuple[int, ...]]] = {}
     called: dict[str, set[str]] = {}  # the names that each is wanted by: its own, and those of the structs around it
-    for names_to_it, member, places in _flattened(schema, (), ()):
+    for names_to_it, member, places in flattened(schema, (), ()):
         *around, name = itertools.accumulate(names_to_it, "{}.{}".format)
         called[name] = {name, *around} | called.get(name, set())
         if name in found and (wanted is None or not called[name].isdisjoint(wanted)):
@@ -318,7 +318,7 @@ def _has_value(dtype: np.dtype, value: float) -> bool:
     return value in (0, 1) if dtype.kind == "b" else np.iinfo(dtype).min <= value <= np.iinfo(dtype).max
 
 
-def _flattened(
+def flattened(
     fields: Sequence[pyarrow.Field], names: tuple[str, ...], places: tuple[int, ...]
 ) -> Iterator[tuple[tuple[str, ...], pyarrow.Field, tuple[int, ...]]]:
     """Yield names, field and places of all columns; a struct is its members."""
@@ -327,7 +327,7 @@ def _flattened(
         here = (*names, field.name), (*places, place)
         stored = storage_of(field.type)
         if is_struct(stored):
-            yield from _flattened([stored.field(i) for i in range(stored.num_fields)], *here)
+            yield from flattened([stored.field(i) for i in range(stored.num_fields)], *here)
         else:
             yield here[0], field, here[1]
 
@@ -335,8 +335,12 @@ def _flattened(
 def _expanded(wanted: Sequence[str], called: Mapping[str, Collection[str]], path: str) -> tuple[str, ...]:
     """Return ``wanted`` with the names of all members in the place of a struct's name."""
     expanded: dict[str, None] = {}
+    members_of: dict[str, list[str]] = {}
+    for member, names in called.items():
+        for name in names:
+            members_of.setdefault(name, []).append(member)
     for name in wanted:
-        members = [other for other, names in called.items() if name in names]
+        members = members_of.get(name)
         if not members:
             has = ", ".join(map(repr, called))
             raise ValueError(f"{path} has no column {name!r}: it has {has}{partitions.hint_about(name, path)}")

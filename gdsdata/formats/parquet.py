@@ -7,7 +7,9 @@ have a wrong end for some columns, and are not read.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -112,8 +114,8 @@ def _index_file(path: str, wanted: Sequence[str] | None, fill_null: FillNull) ->
     if metadata.num_row_groups != len(groups) or any(len(group.columns) != len(paths) for group in groups):
         raise damaged(path, footer_at, len(footer), f"not all of its row groups have the schema's {len(paths)} columns")
     columns = columns_of(schema, wanted, path, fill_null)
-    names = [column.field.name for column in columns]
-    chosen = [i for i, leaf in enumerate(paths) if any(leaf == name or leaf.startswith(f"{name}.") for name in names)]
+    names = {column.field.name for column in columns}
+    chosen = [i for i, leaf in enumerate(paths) if not names.isdisjoint(_columns_around(leaf))]
     decodes = ParquetFile(footer, columns, tuple(paths[i] for i in chosen))
     found = FileGroups(decodes, file.size_bytes, file.mtime_ns, [], [], [], [], [])
     for number, group in enumerate(groups):
@@ -131,6 +133,11 @@ def _index_file(path: str, wanted: Sequence[str] | None, fill_null: FillNull) ->
         found.lengths.append([leaf.length for leaf in leaves])
         found.decoded.append(_decoded_bytes(columns, leaves, rows, number, path))
     return found
+
+
+def _columns_around(leaf: str) -> Iterator[str]:
+    """Yield the names that a stored column may be a part of, and its own."""
+    return itertools.accumulate(leaf.split("."), "{}.{}".format)
 
 
 def _footer_of(file: Opened) -> tuple[bytes, int]:
@@ -203,14 +210,15 @@ def _decoded_bytes(columns: Sequence[Column], leaves: Sequence[_Leaf], rows: int
 
     It is exact for values of one size, and an estimate for others.
     """
-    decoded_bytes = 0
+    decoded_bytes, unpacked_bytes = 0, Counter[str]()
+    for leaf in leaves:
+        for name in _columns_around(leaf.name):
+            unpacked_bytes[name] += max(leaf.unpacked_bytes, 0)
     for column in columns:
-        name = column.field.name
         if column.field.shape is not None:
             decoded_bytes += rows * value_bytes(column.field)
         else:
-            stored = [leaf for leaf in leaves if leaf.name == name or leaf.name.startswith(f"{name}.")]
-            decoded_bytes += sum(max(leaf.unpacked_bytes, 0) for leaf in stored) + 8 * rows
+            decoded_bytes += unpacked_bytes[column.field.name] + 8 * rows
     if decoded_bytes > _LARGEST_GROUP_BYTES:
         raise ValueError(
             f"{path}: row group {number} of {rows} rows would take {decoded_bytes} bytes when decoded, and the most is "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -95,7 +96,8 @@ class _Stored:
     closed = False
 
     def __init__(self, begins: Sequence[int], stored: Sequence[memoryview], size_bytes: int) -> None:
-        self._ranges = sorted(zip(begins, stored, strict=True), key=lambda one: one[0])
+        found = ((begin, content) for begin, content in zip(begins, stored, strict=True) if len(content))
+        self._ranges = sorted(found, key=lambda one: one[0])
         self._size_bytes, self._at = size_bytes, 0
 
     def readable(self) -> bool:
@@ -114,9 +116,11 @@ class _Stored:
         return self._at
 
     def read(self, count: int) -> memoryview:
-        for begin, stored in self._ranges:
+        number = bisect_right(self._ranges, self._at, key=lambda one: one[0]) - 1
+        if number >= 0:
+            begin, stored = self._ranges[number]
             place = self._at - begin
-            if 0 <= place and place + count <= len(stored):
+            if place + count <= len(stored):
                 self._at += count
                 return stored[place : place + count]
         raise ValueError(f"{count} bytes at {self._at} belong to none of the columns")

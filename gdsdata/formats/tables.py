@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 import numpy as np
 
 from gdsdata.errors import CorruptData
-from gdsdata.formats.column_values import HasNulls, OtherShape, TimesBeyond, Values, values_of_column
+from gdsdata.formats.column_values import HasNulls, OtherShape, TimesBeyond, Values, places_in, values_of_column
 from gdsdata.formats.columns import Column, arrow_module, check_alike, nulls_among_numbers
 from gdsdata.formats.dictionaries import TooLarge
 from gdsdata.formats.field import Field
@@ -213,9 +213,10 @@ class TableIndex(SampleIndex):
         values: list[Values] = []
         try:
             table = file.decoded(number, self.begin_bytes[group].tolist(), stored, size_bytes)
+            places = places_in(table.schema)
             for column in file.columns:
                 name = column.field.name
-                values.append(values_of_column(table, column))
+                values.append(values_of_column(table, column, places[name]))
                 if len(values[-1]) != rows:
                     raise self._corrupt(group, f"column {name!r} has {len(values[-1])} rows and should have {rows}")
         except CorruptData:
