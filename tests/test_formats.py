@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gdsdata import formats
 from gdsdata.errors import BackendUnavailable, CorruptData, GdsdataError, IoError, StallError
-from gdsdata.formats import Npy, Records, Tokens, recognise
+from gdsdata.formats import Megatron, Npy, Records, Tokens, recognise
 from gdsdata.formats.catalog import FORMATS
 from gdsdata.formats.index import Index
 from gdsdata.formats.npy import parse_header
@@ -243,6 +243,25 @@ class TestTokens:
     def test_refuses_arguments_that_make_no_windows(self, arguments):
         with pytest.raises(ValueError, match="tokens are integers|are at least 1"):
             Tokens(**arguments)
+
+
+@pytest.mark.parametrize("value", [2.5, 2.0, "2", True, np.float64(2)])
+def test_sizes_that_are_no_whole_numbers_are_refused(value):
+    """Half of an odd seq_len as stride once gave windows that began within a token."""
+    for name, make in [
+        ("seq_len", lambda: Tokens(seq_len=value)),
+        ("stride", lambda: Tokens(stride=value)),
+        ("header_bytes", lambda: Records("u1", (), value)),
+        ("seq_len", lambda: Megatron(value)),
+        ("num_samples", lambda: Megatron(2, num_samples=value)),
+    ]:
+        with pytest.raises(TypeError, match=f"{name}=.* must be a whole number"):
+            make()
+
+
+def test_sizes_of_numpy_are_whole_numbers():
+    assert Tokens(seq_len=np.int64(4), stride=np.uint8(2)) == Tokens(seq_len=4, stride=2)
+    assert repr(Records("u1", (), np.int32(3))) == repr(Records("u1", (), 3))
 
 
 SHAPES = [(), (5,), (3, 4), (2, 3, 4), (0,), (3, 0), (0, 3), (1, 1)]

@@ -153,6 +153,7 @@ FOLDERS = {
         "user_cache",
         "version",
         "warn",
+        "whole_numbers",
     },
     "data.batches": {
         "collective",
@@ -165,9 +166,19 @@ FOLDERS = {
         "io",
         "storage",
     },
-    "data.order": {"data.ranks", "data.whole_numbers", "distinct", "errors", "formats", "io", "storage"},
+    "data.order": {"data.ranks", "distinct", "errors", "formats", "io", "storage", "whole_numbers"},
     "decoders": {"errors", "formats", "io"},
-    "formats": {"distinct", "errors", "io.engine", "lazy", "progress_bars", "storage", "user_cache", "warn"},
+    "formats": {
+        "distinct",
+        "errors",
+        "io.engine",
+        "lazy",
+        "progress_bars",
+        "storage",
+        "user_cache",
+        "warn",
+        "whole_numbers",
+    },
     "formats.parsers": {"errors", "io.engine"},
     "top": {"command_output", "observe"},
     "cache": {"command_output", "formats.listing", "io.remote_access", "progress_bars", "storage"},
@@ -184,6 +195,7 @@ FOLDERS = {
     "errors": set(),
     "user_cache": set(),
     "warn": set(),
+    "whole_numbers": set(),
 }
 
 

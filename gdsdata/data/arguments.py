@@ -11,12 +11,12 @@ import torch
 from gdsdata.data.groups import Fields, Reading, Sharding
 from gdsdata.data.progress import position_in
 from gdsdata.data.ranks import peers_in
-from gdsdata.data.whole_numbers import shown, whole_number
 from gdsdata.formats.catalog import FORMATS
 from gdsdata.formats.index import Format, SampleIndex
 from gdsdata.formats.listing import Source, sources_of
 from gdsdata.io.options import options_of
 from gdsdata.storage.urls import have_urls
+from gdsdata.whole_numbers import shown, whole_number
 
 if TYPE_CHECKING:
     from gdsdata.collective.peers import Peers

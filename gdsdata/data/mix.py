@@ -18,7 +18,7 @@ from gdsdata.data.loaders import is_over_in_lightning, refuse_second_share, refu
 from gdsdata.data.order.permutation import as_array
 from gdsdata.data.progress import Begun, Progress, checked_epoch, position_in
 from gdsdata.data.ranks import EpochRanks, Ranks, Share
-from gdsdata.data.whole_numbers import whole_number
+from gdsdata.whole_numbers import whole_number
 
 # Positions whose sources are computed together.
 _WINDOW = 4096

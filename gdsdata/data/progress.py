@@ -15,8 +15,8 @@ import torch
 from torch.utils.data import get_worker_info
 
 from gdsdata import torch_private
-from gdsdata.data.whole_numbers import shown, whole_number
 from gdsdata.warn import warn
+from gdsdata.whole_numbers import shown, whole_number
 
 _MOST_WORKERS = 1024
 # A DataLoader's workers share these rows with the process that began them. The first two have a

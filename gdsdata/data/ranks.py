@@ -15,8 +15,8 @@ import torch
 import torch.distributed
 from torch.utils.data import get_worker_info
 
-from gdsdata.data.whole_numbers import whole_number
 from gdsdata.warn import warn
+from gdsdata.whole_numbers import whole_number
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -7,8 +7,8 @@ import re
 from numbers import Real
 from typing import Any, NamedTuple
 
-from gdsdata.data.whole_numbers import shown
 from gdsdata.formats.index import SampleIndex
+from gdsdata.whole_numbers import shown
 
 _SLICE = re.compile(r"(.+)\[(.*)\]", re.DOTALL)
 _PERCENT = re.compile(r"(?:(\d{1,3})%)?:(?:(\d{1,3})%)?")

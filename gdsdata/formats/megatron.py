@@ -25,6 +25,7 @@ from gdsdata.formats.sample import Sample
 from gdsdata.formats.windows import WindowIndex
 from gdsdata.storage.heads import read_heads, sizes_of
 from gdsdata.storage.opened import read_whole
+from gdsdata.whole_numbers import whole_number
 
 _OLD_MAGIC = b"TNTIDX\0\0"
 # Magic, version, code of the dtype, number of sequences, number of document bounds. The arrays
@@ -91,6 +92,7 @@ class Megatron:
             one.
 
     Raises:
+        TypeError: ``seq_len`` or ``num_samples`` is no whole number.
         ValueError: an argument out of its range, or one of windows without ``seq_len``.
     """
 
@@ -103,6 +105,9 @@ class Megatron:
     def __post_init__(self) -> None:
         if self.seq_len is None and (self.seed is not None or self.num_samples is not None or not self.drop_last):
             raise ValueError(f"{self}: seed, num_samples and drop_last are of windows: pass seq_len too")
+        for name in ("seq_len", "num_samples"):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, whole_number(name, value))
         if (self.seq_len is not None and self.seq_len < 1) or (self.num_samples is not None and self.num_samples < 1):
             raise ValueError(f"{self}: seq_len and num_samples are at least 1")
         if self.seed is not None and not 0 <= self.seed < 2**32:

@@ -13,6 +13,7 @@ import torch
 from gdsdata.formats.index import Index, count_items, first_samples
 from gdsdata.formats.sample import Sample, numpy_dtype
 from gdsdata.storage.heads import sizes_of
+from gdsdata.whole_numbers import whole_number
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -32,7 +33,7 @@ class Records:
         header_bytes: to skip at each file's start.
 
     Raises:
-        TypeError: ``dtype`` is no dtype, or ``shape`` no shape.
+        TypeError: ``dtype`` is no dtype, ``shape`` no shape, or ``header_bytes`` no whole number.
         ValueError: torch or numpy has no equivalent of ``dtype``, a record has no bytes, or
             ``header_bytes`` is negative.
     """
@@ -44,6 +45,7 @@ class Records:
     def __post_init__(self) -> None:
         shape = _shape_of(self.shape)
         object.__setattr__(self, "shape", shape)
+        object.__setattr__(self, "header_bytes", whole_number("header_bytes", self.header_bytes))
         if isinstance(self.dtype, torch.dtype):
             object.__setattr__(self, "dtype", numpy_dtype(self.dtype))
         if any(size < 1 for size in shape) or self.header_bytes < 0:

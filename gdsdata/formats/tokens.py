@@ -21,6 +21,7 @@ from gdsdata.formats.parsers import magics
 from gdsdata.formats.sample import Sample, numpy_dtype
 from gdsdata.storage.heads import read_heads
 from gdsdata.warn import warn
+from gdsdata.whole_numbers import whole_number
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -69,7 +70,7 @@ class Tokens:
         raw: batches keep the stored dtype.
 
     Raises:
-        TypeError: ``dtype`` is no dtype.
+        TypeError: ``dtype`` is no dtype, or ``seq_len`` or ``stride`` no whole number.
         ValueError: ``dtype`` is no integer, or ``seq_len`` or ``stride`` is less than 1.
     """
 
@@ -83,6 +84,9 @@ class Tokens:
             object.__setattr__(self, "dtype", numpy_dtype(self.dtype))
         if self.dtype is not None and numpy_dtype(self.dtype).kind not in "iu":
             raise ValueError(f"{self}: tokens are integers")
+        for name in ("seq_len", "stride"):
+            if (value := getattr(self, name)) is not None or name == "seq_len":
+                object.__setattr__(self, name, whole_number(name, value))
         if self.seq_len < 1 or (self.stride is not None and self.stride < 1):
             raise ValueError(f"{self}: seq_len and stride are at least 1")
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gdsdata.data.order.permutation import Permutation, epoch_key, mix, mixed, permuted
-from gdsdata.data.whole_numbers import whole_number
+from gdsdata.whole_numbers import whole_number
 
 _MIB = 2**20
 _MOST_LANES = 64

@@ -24,8 +24,8 @@ import numpy as np
 
 from gdsdata.data.order.lanes import lane_places
 from gdsdata.data.order.permutation import Permutation, epoch_key, mix, mixed, permuted
-from gdsdata.data.whole_numbers import whole_number
 from gdsdata.distinct import distinct
+from gdsdata.whole_numbers import whole_number
 
 _MOST_LANES = 8
 _MOST_GROUPS_A_WINDOW = 16
