@@ -341,6 +341,12 @@ def test_a_filling_value_beyond_a_float_is_refused(tmp_path, ending):
     assert read(path, FORMATS[ending](fill_null={"x": 65504, "y": -math.inf})) == {"x": [65504, 1], "y": [-math.inf, 1]}
 
 
+@pytest.mark.parametrize("format", FORMATS.values())
+def test_a_filling_value_may_be_a_number_of_numpy(format):
+    assert format(fill_null=np.int64(-100)) == format(fill_null=-100)
+    assert format(fill_null={"x": np.float32(0.5)}) == format(fill_null={"x": 0.5})
+
+
 OTHER_UNITS = {
     "timestamps": (pa.array([1], MICROSECONDS), pa.array([1], MILLISECONDS)),
     "timestamps and integers": (pa.array([1], MICROSECONDS), pa.array([1], pa.int64())),

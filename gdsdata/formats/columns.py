@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -83,12 +83,19 @@ def checked_fill(fill_null: FillNull, owner: str) -> FillNull:
     Raises:
         ValueError: it is no number, and no mapping of columns to numbers.
     """
+    fill_null = _plain(fill_null)
     if fill_null is None or isinstance(fill_null, (int, float)):
         return fill_null
     by_name = dict(fill_null) if isinstance(fill_null, (Mapping, tuple)) else {"": None}
+    by_name = {name: _plain(value) for name, value in by_name.items()}
     if not all(isinstance(name, str) and isinstance(value, (int, float)) for name, value in by_name.items()):
         raise ValueError(f"{owner}(fill_null={fill_null!r}): it is a number, or a mapping of columns' names to numbers")
     return tuple((name, value) for name, value in by_name.items() if value is not None)
+
+
+def _plain(value: Any) -> Any:
+    """Return a number of numpy as Python's; other values as they are."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def storage_of(kind: pyarrow.DataType) -> pyarrow.DataType:
