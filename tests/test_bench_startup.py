@@ -272,7 +272,18 @@ for kind in sys.argv[2:]:
     break
 """
 NEEDED = {
-    *("_engine", "distinct", "errors", "lazy", "torch_private", "version", "warn", "observe", "observe.times"),
+    *(
+        "_engine",
+        "distinct",
+        "errors",
+        "lazy",
+        "torch_private",
+        "user_cache",
+        "version",
+        "warn",
+        "observe",
+        "observe.times",
+    ),
     *("data", "data.dataset", "data.batch_dataset", "data.arguments", "data.counts", "data.groups", "data.iteration"),
     *("progress_bars", "observe.counted", "io.conversions", "io.at_fork", "storage.regular"),
     *("data.indexing", "data.loaders", "data.progress", "data.ranks", "data.samples", "whole_numbers"),
