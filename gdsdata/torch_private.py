@@ -43,6 +43,11 @@ def warn_if_newer() -> None:
         )
 
 
+# --- loaders ----------------------------------------------------------------------------------------------------------
+
+FETCHERS = "torch.utils.data._utils.fetch"  # the module of the objects that take batches from a data set
+
+
 # --- tensors and storages ---------------------------------------------------------------------------------------------
 
 # The first three are called for every tensor of a state, so they have no Python frame of their own.

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import arrays, assert_same_batches, grouped, in_new_process, write_records
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from gdsdata import GDSDataset, Mix
@@ -413,6 +413,98 @@ def test_epochs_go_on_in_workers_if_there_was_no_place_in_dev_shm(tmp_path):
         assert_same_batches(batches, by_for(dataset))
 
 
+class LateInSecondWorker(GDSDataset):
+    """In the second worker, its second iterator waits for the file `gate` beside the data."""
+
+    def __iter__(self):
+        worker, gate = get_worker_info(), Path(self._samples.paths[0]).with_name("gate")
+        self.begun = getattr(self, "begun", 0) + 1
+        while worker is not None and worker.id == 1 and self.begun == 2 and not gate.exists():
+            time.sleep(0.01)
+        return super().__iter__()
+
+
+def read_late(folder: Path, **arguments) -> GDSDataset:
+    """Make a data set of the file that `read` has written."""
+    return LateInSecondWorker(folder / "0.bin", format=Records("u1", (64,)), device="cpu", **arguments)
+
+
+def wait_until(is_so) -> None:
+    until = time.monotonic() + 30
+    while not is_so():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def epochs_if_a_worker_ends_its_share_first(folder: Path) -> list[list[np.ndarray]]:
+    """Return two epochs of three batches, after a loop in which only worker 1 ended its share."""
+    make = functools.partial(read_late, batch_size=40, on_break="restart")
+    batches = loader(folder, 2, dataset=make, persistent_workers=True, prefetch_factor=1)
+    iter(batches)  # each worker reads one batch, which is all that worker 1 has
+    iterator = iter(batches)
+    first = next(iterator).numpy().copy()  # worker 0 is asked for its second and last batch
+    wait_until(lambda: batches.dataset._progress._rows()[0, 0] == 1)
+    (folder / "gate").touch()
+    return [[first, *by_for(iterator)], by_for(batches)]
+
+
+def test_persistent_workers_read_one_epoch_if_one_ends_its_share_before_another_begins(tmp_path):
+    dataset = read(tmp_path, batch_size=40)
+    for found in in_new_process(epochs_if_a_worker_ends_its_share_first, tmp_path):
+        assert_same_batches(found, by_for(dataset))
+
+
+def epochs_if_set_epoch_comes_between_workers(folder: Path) -> list[list[np.ndarray]]:
+    """Return the second epoch, in which set_epoch(5) comes before worker 1 begins, and two more."""
+    make = functools.partial(read_late, batch_size=8)
+    batches = loader(folder, 2, dataset=make, persistent_workers=True)
+    by_for(batches)
+    iterator = iter(batches)
+    first = next(iterator).numpy().copy()
+    batches.dataset.set_epoch(5)
+    (folder / "gate").touch()
+    return [[first, *by_for(iterator)], by_for(batches), by_for(batches)]
+
+
+def test_persistent_workers_read_one_epoch_if_set_epoch_comes_between_them(tmp_path):
+    dataset = read(tmp_path)
+    epochs = in_new_process(epochs_if_set_epoch_comes_between_workers, tmp_path)
+    for epoch, found in zip((1, 5, 6), epochs, strict=True):
+        dataset.set_epoch(epoch)
+        assert_same_batches(found, by_for(dataset))
+
+
+class Endless(IterableDataset):
+    def __init__(self, dataset: GDSDataset) -> None:
+        self.dataset = dataset
+
+    def __iter__(self):
+        while True:
+            yield from self.dataset
+
+
+def endless_batches(folder: Path) -> list[np.ndarray]:
+    """Return eight batches of epochs of three, if worker 1 reads four before worker 0 reads one."""
+    gate, calls = folder / "gate", itertools.count(1)
+
+    def late_in_first_worker(batch):
+        while get_worker_info().id == 0 and not gate.exists():
+            time.sleep(0.01)
+        if get_worker_info().id == 1 and next(calls) == 4:
+            gate.touch()
+        return batch
+
+    dataset = Endless(read(folder, batch_size=40, transform=late_in_first_worker))
+    return first_batches(loader(folder, 2, dataset=lambda _: dataset, prefetch_factor=4), 8)
+
+
+def test_a_wrapper_without_end_has_each_worker_read_its_share_of_epoch_after_epoch(tmp_path):
+    found = in_new_process(endless_batches, tmp_path)
+    expected = epochs_by(by_for, lambda folder: read(folder, batch_size=40), tmp_path, 4)
+    assert_same_batches(found[::2], [expected[i] for i in (0, 2, 3, 5)])
+    assert_same_batches(found[1::2], [expected[i] for i in (1, 4, 7, 10)])
+
+
 def error_of_continuing_in_workers(folder: Path) -> str:
     return error_of(lambda: by_for(loader(folder, 2, dataset=read_on)))
 
@@ -447,7 +539,7 @@ def test_workers_begin_the_same_epoch_if_only_one_of_them_had_ended_its_share(mo
         """Begin an epoch in both workers, and let each hand out so many batches."""
         begun = []
         for worker in range(2):
-            info = SimpleNamespace(id=worker, num_workers=2)
+            info = SimpleNamespace(id=worker, num_workers=2, seed=worker)
             monkeypatch.setattr("gdsdata.data.progress.get_worker_info", lambda info=info: info)
             begun.append((info, progress.begin(BATCHES, 8)))
             assert len(begun[-1][1].numbers) == shares[worker]

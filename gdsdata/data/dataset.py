@@ -259,6 +259,10 @@ class GDSDataset(BatchDataset):
         Directly after `load_state_dict`, the state's own epoch changes nothing, so a resumed loop
         may call this before every epoch too.
 
+        With a DataLoader's workers, call it before ``iter(loader)``. After that it is for the next
+        loop, but a loop of persistent workers, except their first one, may still read it. All
+        workers of a loop read the same epoch.
+
         Raises:
             ValueError: it is negative, no whole number, or beyond all counting.
             RuntimeError: a loader of accelerate calls it that would share out the batches of this

@@ -15,6 +15,7 @@ from torch.utils.data import default_collate, get_worker_info
 
 from gdsdata.data.batch_dataset import BatchDataset
 from gdsdata.io import engine
+from gdsdata.torch_private import FETCHERS
 
 # From `iter(dataset)` in a loader's fetcher, or in Lightning's loop around its own, to the method
 # that is asked, with a subclass's own between them.
@@ -49,6 +50,14 @@ def warn_of_stacking(dataset: object) -> None:
                     "gdsdata.integrations.hf_trainer.use(trainer)"
                 )
             return
+
+
+def fetcher_of_worker() -> object | None:
+    """Return the fetcher of the loop for which a DataLoader's worker asks; None: it is too far."""
+    for frame in _callers(sys._getframe(1)):
+        if frame.f_globals.get("__name__") == FETCHERS:
+            return frame.f_locals.get("self")
+    return None
 
 
 def refuse_spinning(dataset: object) -> None:

@@ -14,16 +14,18 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
-from gdsdata import torch_private
+from gdsdata.data.loaders import fetcher_of_worker
+from gdsdata.data.shared_rows import new_rows, numbers_in
 from gdsdata.warn import warn
 from gdsdata.whole_numbers import shown, whole_number
 
-_MOST_WORKERS = 1024
 # A DataLoader's workers share these rows with the process that began them. The first two have a
 # column for each worker: the epoch of its next iterator, and the batches of it that its last one
-# handed out. The third one has the notes below.
+# handed out. The third one has the notes below. From `_LOOP` on, these are of the newest loop of
+# persistent workers: its place in a count of such loops, its loader's seed, which loop of this
+# loader it is, and the epoch and moves that its first worker found.
 _EPOCHS, _BATCHES, _NOTES = range(3)
-_IS_IN_WORKERS, _HAS_WARNED, _MOVES, _CHANGES = range(4)
+_IS_IN_WORKERS, _HAS_WARNED, _MOVES, _CHANGES, _LOOP, _SEED, _OF_LOADER, _LOOP_EPOCH, _LOOP_MOVES = range(9)
 _ON_BREAK = ("restart", "continue")
 _LARGEST_EPOCH = 2**62  # so that the rows have place for the next one
 
@@ -117,13 +119,17 @@ class Progress:
         self._on_break = on_break
         # By the process that shares them with its workers. Each column is a worker's, because one
         # may end its share before another begins.
-        self._rows_of = {os.getpid(): _new_rows()}
+        self._rows_of = {os.getpid(): new_rows()}
         _living.add(self)
         self._position: _Position | None = None  # None: the epoch's beginning
         self._set_in: int | None = None  # the process that asked for the position, if no iterator has begun there yet
         self._loaded_step: int | list[int] | None = None
         self._newest: Begun | None = None
         self._at_start: tuple[int, int] | None = None  # `_epoch_and_moves` when a worker was started, until it begins
+        # These are a worker's: the count of loops when it was started, the loops of its loader that
+        # it has begun, and the fetcher of the last one.
+        self._loops_at_start, self._loops = 0, 0
+        self._fetcher: weakref.ref[object] | None = None
 
     @property
     def changes(self) -> int:
@@ -135,7 +141,7 @@ class Progress:
         self._rows()[_NOTES, _CHANGES] += 1
 
     def _rows(self) -> np.ndarray:
-        return _numbers_in(self._shared_rows())
+        return numbers_in(self._shared_rows())
 
     def _shared_rows(self) -> torch.UntypedStorage:
         if get_worker_info() is not None:
@@ -162,7 +168,7 @@ class Progress:
 
     def _copied_rows(self, process: int) -> torch.UntypedStorage:
         """Return a copy of a process's rows, for one that it begins."""
-        return _new_rows(_numbers_in(self._rows_in(process)))
+        return new_rows(numbers_in(self._rows_in(process)))
 
     @property
     def epoch(self) -> int:
@@ -249,7 +255,7 @@ class Progress:
         """
         worker, position, rows = get_worker_info(), self._position, self._rows()
         now = _epoch_and_moves(rows)
-        epoch, moves = (worker and self._at_start) or now
+        epoch, moves = self._place_of_loop(worker) if worker else now
         workers = worker.num_workers if worker else 0
         if worker and self._on_break == "continue":
             raise ValueError(
@@ -287,6 +293,32 @@ class Progress:
             rows[_NOTES, _IS_IN_WORKERS] = worker is not None
         self._newest = Begun(epoch, start, numbers, workers, moves)
         return self._newest
+
+    def _place_of_loop(self, worker: Any) -> tuple[int, int]:
+        """Return epoch and moves for an iterator of this worker.
+
+        All workers of a DataLoader's loop begin the same epoch. Those that are started know it.
+        Persistent workers begin each later loop by themselves, when others may have ended their
+        shares, or set_epoch() may have been called: the first one notes what it finds.
+        """
+        rows, fetcher = self._rows(), fetcher_of_worker()
+        found = self._at_start or _epoch_and_moves(rows)  # before the notes: a worker notes, then hands out
+        if fetcher is not None and self._fetcher is not None and self._fetcher() is fetcher:
+            # A wrapper begins epoch after epoch in one loop, in each worker by itself.
+            is_moved = self._newest is None or self._has_moved(self._newest)
+            return found if is_moved else (int(rows[_EPOCHS, worker.id]), found[1])
+        self._fetcher = None if fetcher is None else weakref.ref(fetcher)
+        self._loops += 1
+        if self._loops == 1:
+            return found
+        seed, notes = worker.seed - worker.id, rows[_NOTES]
+        is_noted = notes[_LOOP] > self._loops_at_start and notes[_SEED] == seed
+        if is_noted and notes[_OF_LOADER] > self._loops:
+            return found[0], -1  # the loader has left this loop, so it moves nothing
+        if not is_noted or notes[_OF_LOADER] < self._loops:
+            notes[_LOOP_EPOCH], notes[_LOOP_MOVES] = found
+            notes[_LOOP], notes[_SEED], notes[_OF_LOADER] = notes[_LOOP] + 1, seed, self._loops
+        return int(notes[_LOOP_EPOCH]), int(notes[_LOOP_MOVES])
 
     def _is_broken_off(self, epoch: int) -> bool:
         """Return whether an iterator handed out some batches of this epoch, but not all."""
@@ -337,31 +369,16 @@ class Progress:
     def __getstate__(self) -> dict[str, Any]:
         rows: Any = self._shared_rows()
         if get_spawning_popen() is None:  # Torch pickles storages for processes alone that are spawned.
-            rows = _numbers_in(rows)
-        return {**self.__dict__, "_rows_of": {os.getpid(): rows}, "_at_start": _epoch_and_moves(self._rows())}
+            rows = numbers_in(rows)
+        return {**self.__dict__, "_rows_of": {os.getpid(): rows}, **_at_start_of_worker(self._rows())}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         ((parent, rows),) = self._rows_of.items()
         if isinstance(rows, np.ndarray):
-            self._rows_of[parent] = _new_rows(rows)
+            self._rows_of[parent] = new_rows(rows)
         self._become_of(parent)
         _living.add(self)
-
-
-def _new_rows(numbers: np.ndarray | int = 0) -> torch.UntypedStorage:
-    """Return rows of these numbers, which this process can share with those that it begins."""
-    rows = torch_private.shared_memory(3 * _MOST_WORKERS * 8)
-    _numbers_in(rows)[:] = numbers
-    return rows
-
-
-def _numbers_in(rows: torch.UntypedStorage) -> np.ndarray:
-    """Return rows as numpy's: int64 (3, _MOST_WORKERS).
-
-    As a tensor, with torch's first operations, they would cost a start 0.5 ms more.
-    """
-    return np.asarray(_RowsMemory(rows))
 
 
 def _epoch_and_moves(rows: np.ndarray) -> tuple[int, int]:
@@ -369,17 +386,10 @@ def _epoch_and_moves(rows: np.ndarray) -> tuple[int, int]:
     return int(rows[_EPOCHS].min()), int(rows[_NOTES, _MOVES])
 
 
-class _RowsMemory:
-    """Says to numpy where rows are. The array refers to it, and it keeps them."""
-
-    def __init__(self, rows: torch.UntypedStorage) -> None:
-        self._rows = rows
-        self.__array_interface__ = {
-            "data": (rows.data_ptr(), False),
-            "typestr": np.dtype(np.int64).str,
-            "shape": (3, _MOST_WORKERS),
-            "version": 3,
-        }
+def _at_start_of_worker(rows: np.ndarray) -> dict[str, Any]:
+    """Return the attributes of a `Progress` in a worker that is started now."""
+    at_start = _epoch_and_moves(rows)
+    return {"_at_start": at_start, "_loops_at_start": int(rows[_NOTES, _LOOP]), "_loops": 0, "_fetcher": None}
 
 
 _living: weakref.WeakSet[Progress] = weakref.WeakSet()
@@ -410,7 +420,8 @@ def _become_of_parent() -> None:
     for progress in list(_living):
         own_rows = _for_child.rows.get(progress)
         progress._become_of(os.getppid(), own_rows)
-        progress._at_start = None if own_rows is None else _epoch_and_moves(_numbers_in(own_rows))
+        if own_rows is not None:
+            progress.__dict__.update(_at_start_of_worker(numbers_in(own_rows)))
     _drop_rows_of_child()
 
 
