@@ -1,10 +1,12 @@
 """`Agreement`: an error of one rank is raised on all, and nobody waits for a rank that gave up."""
 
 import ast
+import atexit
 import os
 import pickle
 import signal
 import time
+import weakref
 
 import pytest
 import torch
@@ -258,3 +260,15 @@ def test_errors_that_cannot_be_pickled_keep_their_text():
     lost = unpacked(packed(RankLost("gone")))
     assert type(lost) is RankLost
     assert type(unpacked(pickle.dumps(3))) is RuntimeError
+
+
+def _group_at_the_end(rank, folder):
+    with _agreement().session({"call": "test"}, _no_part):
+        group = weakref.ref(_agreement().twin().group)
+    atexit._run_exitfuncs()
+    return group() is None
+
+
+def test_the_end_of_a_program_waits_for_the_threads_of_its_gloo_group(tmp_path):
+    """They free tensors, for which torch acquires the GIL. Later, that would abort the program."""
+    assert on_ranks(2, _group_at_the_end, tmp_path) == [True, True]

@@ -8,6 +8,7 @@ up.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import enum
 import hashlib
@@ -70,6 +71,9 @@ class _Twin:
 
 # By the user's group, until that is destroyed.
 _twins: weakref.WeakKeyDictionary[Any, _Twin] = weakref.WeakKeyDictionary()
+# gloo's threads free tensors, for which torch acquires the GIL. In a thread that does so behind
+# Python's end, that aborts the process. A group that is freed before joins its threads.
+atexit.register(_twins.clear)
 
 
 def group_of(group: Any, name: str = "group") -> ProcessGroup | None:
