@@ -474,6 +474,36 @@ def test_persistent_workers_read_one_epoch_if_set_epoch_comes_between_them(tmp_p
         assert_same_batches(found, by_for(dataset))
 
 
+def persistent_workers_after_a_load(folder: Path, make, state: dict) -> tuple[str, list[np.ndarray]]:
+    batches = loader(folder, 2, dataset=make, persistent_workers=True)
+    by_for(batches)
+    batches.dataset.load_state_dict(state)
+    said = error_of(lambda: by_for(batches))
+    batches.dataset.set_epoch(1)
+    return said, by_for(batches)
+
+
+@pytest.mark.parametrize("make", [read, mixed], ids=name_of)
+def test_persistent_workers_refuse_a_place_that_was_loaded_behind_their_start(tmp_path, make):
+    dataset = make(tmp_path)
+    first_batches(dataset, 5)
+    said, found = in_new_process(persistent_workers_after_a_load, tmp_path, make, dataset.state_dict())
+    assert said.startswith("ValueError: ") and "make the DataLoader again after load_state_dict()" in said
+    assert_same_batches(found, epochs_by(by_for, make, tmp_path, 2)[BATCHES:])
+
+
+def error_with_another_number_of_workers(folder: Path) -> str:
+    batches, fewer = (loader(folder, workers, StatefulDataLoader) for workers in (2, 1))
+    first_batches(batches, 3)
+    fewer.load_state_dict(batches.state_dict())
+    return error_of(lambda: by_for(fewer))
+
+
+def test_a_stateful_loader_with_another_number_of_workers_is_refused_in_words(tmp_path):
+    said = in_new_process(error_with_another_number_of_workers, tmp_path)
+    assert "the state was taken with num_workers=2 and cannot be resumed with 1" in said
+
+
 class Endless(IterableDataset):
     def __init__(self, dataset: GDSDataset) -> None:
         self.dataset = dataset

@@ -18,7 +18,7 @@ from gdsdata.data.groups import Fields, Reading, Sharding, group_of
 from gdsdata.data.indexing import Indexing
 from gdsdata.data.iteration import Iteration
 from gdsdata.data.loaders import is_over_in_lightning, refuse_second_share, refuse_spinning, warn_of_stacking
-from gdsdata.data.progress import Begun, Progress, checked_epoch
+from gdsdata.data.progress import Begun, Progress, checked_epoch, fails
 from gdsdata.data.ranks import EpochRanks, Ranks, Share
 from gdsdata.data.samples import Samples
 from gdsdata.data.split import checked_split
@@ -316,7 +316,12 @@ class GDSDataset(BatchDataset):
         warn_of_stacking(self)
         refuse_spinning(self)
         is_over = is_over_in_lightning(self)
-        begun = self._progress.begin(len(self), self._samples.step_samples)
+        try:
+            begun = self._progress.begin(len(self), self._samples.step_samples)
+        except ValueError as error:
+            if self._progress.is_in_later_loop:
+                return fails(error)
+            raise
         if is_over:
             return iter(())
 

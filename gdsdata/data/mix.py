@@ -16,7 +16,7 @@ from gdsdata.data.batch_dataset import BatchDataset
 from gdsdata.data.dataset import GDSDataset
 from gdsdata.data.loaders import is_over_in_lightning, refuse_second_share, refuse_spinning, warn_of_stacking
 from gdsdata.data.order.permutation import as_array
-from gdsdata.data.progress import Begun, Progress, checked_epoch, position_in
+from gdsdata.data.progress import Begun, Progress, checked_epoch, fails, position_in
 from gdsdata.data.ranks import EpochRanks, Ranks, Share
 from gdsdata.whole_numbers import whole_number
 
@@ -306,7 +306,12 @@ class Mix(BatchDataset):
         warn_of_stacking(self)
         refuse_spinning(self)
         is_over = is_over_in_lightning(self)
-        begun = self._progress.begin(len(self), self._steps())
+        try:
+            begun = self._progress.begin(len(self), self._steps())
+        except ValueError as error:
+            if self._progress.is_in_later_loop:
+                return fails(error)
+            raise
         if is_over:
             return iter(())
         for source in self.sources:

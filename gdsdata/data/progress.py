@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from multiprocessing.context import get_spawning_popen
 from typing import Any, NamedTuple
 
@@ -23,9 +23,10 @@ from gdsdata.whole_numbers import shown, whole_number
 # column for each worker: the epoch of its next iterator, and the batches of it that its last one
 # handed out. The third one has the notes below. From `_LOOP` on, these are of the newest loop of
 # persistent workers: its place in a count of such loops, its loader's seed, which loop of this
-# loader it is, and the epoch and moves that its first worker found.
+# loader it is, and the epoch and moves that its first worker found. `_LOADED`: the batches of a
+# loaded place, until an iterator begins there.
 _EPOCHS, _BATCHES, _NOTES = range(3)
-_IS_IN_WORKERS, _HAS_WARNED, _MOVES, _CHANGES, _LOOP, _SEED, _OF_LOADER, _LOOP_EPOCH, _LOOP_MOVES = range(9)
+_IS_IN_WORKERS, _HAS_WARNED, _MOVES, _CHANGES, _LOOP, _SEED, _OF_LOADER, _LOOP_EPOCH, _LOOP_MOVES, _LOADED = range(10)
 _ON_BREAK = ("restart", "continue")
 _LARGEST_EPOCH = 2**62  # so that the rows have place for the next one
 
@@ -198,7 +199,7 @@ class Progress:
     def _move_to(self, position: _Position) -> None:
         rows = self._rows()
         if get_worker_info() is None:
-            rows[_NOTES, _IS_IN_WORKERS] = False
+            rows[_NOTES, _IS_IN_WORKERS], rows[_NOTES, _LOADED] = False, position.batches
             if rows[_BATCHES].any() or (rows[_EPOCHS] != position.epoch).any():
                 rows[_NOTES, _MOVES] += 1
         self._set(_EPOCHS, position.epoch)
@@ -251,7 +252,8 @@ class Progress:
 
         Raises:
             ValueError: it would go on from a state of another ``step``, in the middle of an epoch
-                with another number of workers, or in a worker behind a loop that was broken off.
+                with another number of workers, or in a worker behind a loop that was broken off. Or
+                the worker has begun before a place was loaded.
         """
         worker, position, rows = get_worker_info(), self._position, self._rows()
         now = _epoch_and_moves(rows)
@@ -280,6 +282,12 @@ class Progress:
                     f"the state was taken with num_workers={position.workers} and cannot be resumed with {workers}, "
                     "because each worker counts its own batches"
                 )
+        if self.is_in_later_loop and rows[_NOTES, _LOADED]:
+            raise ValueError(
+                "a state of the middle of an epoch was loaded, and a DataLoader's persistent workers that began before "
+                "do not have it: make the DataLoader again after load_state_dict(), or load the state of a "
+                "StatefulDataLoader into such a loader"
+            )
         has_moved = moves != now[1]
         if self._set_in is None and self._on_break is None and not has_moved and self._is_broken_off(epoch):
             self._warn_of_a_restart(epoch, epoch_batches)
@@ -290,9 +298,14 @@ class Progress:
             # over.
             self._set(_EPOCHS, epoch if numbers else epoch + 1)
             self._set(_BATCHES, 0)
-            rows[_NOTES, _IS_IN_WORKERS] = worker is not None
+            rows[_NOTES, _IS_IN_WORKERS], rows[_NOTES, _LOADED] = worker is not None, 0
         self._newest = Begun(epoch, start, numbers, workers, moves)
         return self._newest
+
+    @property
+    def is_in_later_loop(self) -> bool:
+        """This is a persistent worker, in another loop than its first."""
+        return get_worker_info() is not None and self._loops > 1
 
     def _place_of_loop(self, worker: Any) -> tuple[int, int]:
         """Return epoch and moves for an iterator of this worker.
@@ -384,6 +397,15 @@ class Progress:
 def _epoch_and_moves(rows: np.ndarray) -> tuple[int, int]:
     """Return the epoch of the next iterator, and how often the place was set, as rows say it."""
     return int(rows[_EPOCHS].min()), int(rows[_NOTES, _MOVES])
+
+
+def fails(error: Exception) -> Iterator[Any]:
+    """Raise ``error`` at the first batch.
+
+    A DataLoader passes on no error of ``iter(dataset)`` in a worker's later loops: it dies of it.
+    """
+    yield from ()
+    raise error
 
 
 def _at_start_of_worker(rows: np.ndarray) -> dict[str, Any]:
