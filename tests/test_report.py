@@ -87,6 +87,23 @@ def test_a_slow_transform_is_named(tmp_path):
     assert report.gain == pytest.approx(report.input_share, abs=0.1)
 
 
+def test_a_transform_that_fails_adds_to_no_time(tmp_path):
+    calls = []
+
+    def fails_the_third_time(batch):
+        calls.append(batch)
+        time.sleep(0.05)
+        if len(calls) == 3:
+            raise KeyError("a mistake in it")
+        return batch
+
+    data = records(tmp_path, 80, 64, transform=fails_the_third_time)
+    with pytest.raises(KeyError, match="a mistake in it"):
+        report_of(data)
+    report = data.report()
+    assert report.batches == 2 and report.gain <= report.input_share <= 1
+
+
 @staged
 def test_a_slow_disk_is_named(tmp_path):
     report = report_of(records(tmp_path, 96, 1 << 20, shuffle=False, options=slow_disk()))
