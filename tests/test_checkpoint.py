@@ -239,12 +239,23 @@ def test_into_with_other_names_shapes_or_dtypes_says_which(tmp_path):
     into = {"a": torch.ones(3), "c": torch.ones(1)}
     gdsdata.load(tmp_path / "x.pt", into=into, strict=False)
     assert into["a"].sum() == 0 and into["c"] == 1
+    with pytest.raises(ValueError, match="no name in common: module.a in into, a, b, n in the file: use the file's"):
+        gdsdata.load(tmp_path / "x.pt", into={"module.a": torch.zeros(3)})
     with pytest.raises(ValueError, match=r"a in .* shape \(3,\) .* fill \(4,\)"):
         gdsdata.load(tmp_path / "x.pt", into={"a": torch.zeros(4)}, strict=False)
     with pytest.raises(ValueError, match="dtype= allows a cast"):
         gdsdata.load(tmp_path / "x.pt", into={"a": torch.zeros(3).double()}, strict=False)
     with pytest.raises(ValueError, match="n is a tensor in into, and none in '"):
         gdsdata.load(tmp_path / "x.pt", into={"n": torch.zeros(3)}, strict=False)
+
+
+def test_a_load_that_is_not_strict_warns_if_no_name_fits(tmp_path):
+    gdsdata.save({"module.a": torch.zeros(3)}, tmp_path / "x.safetensors")
+    into = {"a": torch.ones(3)}
+    with pytest.warns(RuntimeWarning, match="nothing was loaded: .* no name in common: a in into, module.a in the"):
+        gdsdata.load(tmp_path / "x.safetensors", into=into, strict=False)
+    assert into["a"].sum() == 3
+    assert gdsdata.load(tmp_path / "x.safetensors", into={}, strict=False) == {}, "nothing is asked for: no warning"
 
 
 @pytest.mark.parametrize("device", DEVICES)

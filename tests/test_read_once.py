@@ -223,7 +223,7 @@ def test_ranks_may_load_different_files_and_be_done_early(loads, folder):
         ("missing", "FileNotFoundError", "lost.pt", 2),
         ("read", "IoError", "m.safetensors", 1),
         ("damaged", "CorruptData", "has the checksum", None),
-        ("into", "ValueError", "different names", 3),
+        ("into", "ValueError", "no name in common", 3),
         ("arguments", "ValueError", "verify=False on ranks 0, 1, True on ranks 2, 3", None),
         ("once", "ValueError", "once='job' on rank 0, None on ranks 1-3", None),
         ("wrong once", "ValueError", 'once=\'twice\': give "node", "job" or None', None),

@@ -153,7 +153,7 @@ def load(
             not plain is filled by a copy from a tensor of its type. Otherwise it is refused before
             anything is changed.
         strict: require that the file and ``into`` have the same names. False: names in both are
-            loaded.
+            loaded, with a warning if there is none.
         verify: compare checksums while reading. Files of torch have them, and safetensors files
             that gdsdata wrote.
         weights_only: torch's rules for what a pickle may make (`torch.load`).

@@ -12,10 +12,11 @@ import torch
 from gdsdata.checkpoint.contents import Contents, Kind, contents_of, kind_of
 from gdsdata.checkpoint.open_file import OpenFile
 from gdsdata.checkpoint.stored import Stored
-from gdsdata.checkpoint.targets import check_fits, check_into, check_names, fill, some_names
+from gdsdata.checkpoint.targets import check_fits, check_into, check_names, fill, no_common_names, some_names
 from gdsdata.checkpoint.tensor_reader import TensorReader
 from gdsdata.checkpoint.tree import LEFT_OUT, Path, leaves, map_leaves, name_of, with_leaves
 from gdsdata.io.options import EngineOptions
+from gdsdata.warn import warn
 
 if TYPE_CHECKING:
     from gdsdata.collective.transfers import SharedReads
@@ -87,8 +88,14 @@ def load_into(
     contents = _contents(kind_of(file), file, torch.device("cpu"), only, make_reader, weights_only)
     saved = {leaf.path: leaf.value for leaf in leaves(contents.value)}
     targets = [leaf for leaf in leaves(into) if _matches(leaf.path, only)]
-    if strict:
-        check_names(path, {target.path for target in targets}, set(saved))
+    asked = {target.path for target in targets}
+    if asked and saved and asked.isdisjoint(saved):
+        message = no_common_names(path, asked, set(saved))
+        if strict:
+            raise ValueError(message)
+        warn(f"nothing was loaded: {message}")
+    elif strict:
+        check_names(path, asked, set(saved))
     found = [
         (target, contents.stored_of(target.path, saved[target.path])) for target in targets if target.path in saved
     ]

@@ -151,6 +151,14 @@ def check_names(path: str, asked: set[Path], saved: set[Path], words: Words = OF
         )
 
 
+def no_common_names(path: str, asked: set[Path], saved: set[Path]) -> str:
+    """Return the message for a load from a file that has none of the names in ``into``."""
+    return (
+        f"'{path}' and into have no name in common: {some_names(asked)} in into, {some_names(saved)} in the file: "
+        "use the file's names in into"
+    )
+
+
 def some_names(paths: Iterable[Path]) -> str:
     """Return the first few names of these paths for a message."""
     names = sorted(map(name_of, paths))
