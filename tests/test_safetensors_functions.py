@@ -554,6 +554,19 @@ def test_a_damaged_file_is_an_error_of_both_packages(tmp_path, content):
     assert ours.SafetensorError is stock_package.SafetensorError
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("model.safetensors.index.json", b'{"weight_map": {}}', r"of several is read by gdsdata.load\('.*json'\)"),
+        ("model.safetensors", b"version https://git-lfs.github.com/spec/v1\n", "a Git LFS pointer. Run `git lfs pull`"),
+    ],
+)
+def test_a_file_of_another_kind_is_named(tmp_path, name, content, said):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ours.SafetensorError, match=said):
+        ours.load_model(torch.nn.Linear(1, 1), tmp_path / name)
+
+
 def test_a_file_that_cannot_be_written_is_an_error_of_both_packages(tmp_path):
     for save_file in (stock.save_file, ours.save_file):
         with pytest.raises(stock_package.SafetensorError, match="Error while serializing") as error:

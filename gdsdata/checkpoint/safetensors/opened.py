@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gdsdata.checkpoint.explanations import checked_path
+from gdsdata.checkpoint.explanations import checked_path, foreign_file
 from gdsdata.checkpoint.gc_pause import collector_paused
 from gdsdata.checkpoint.hooks_report import COUNTS
+from gdsdata.checkpoint.open_file import HEAD_BYTES, OpenFile
 from gdsdata.checkpoint.open_object import open_path
 from gdsdata.checkpoint.safetensors.errors import DamagedFile, SafetensorError
 from gdsdata.checkpoint.safetensors.read_ahead import ReadAhead
@@ -20,7 +21,7 @@ from gdsdata.checkpoint.safetensors_file import code_of, read_file_header
 from gdsdata.checkpoint.stored import Stored
 from gdsdata.checkpoint.tensor_reader import TensorReader
 from gdsdata.errors import CorruptData
-from gdsdata.formats.parsers.safetensors_header import PACKED
+from gdsdata.formats.parsers.safetensors_header import PACKED, recognises
 from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
 
@@ -86,11 +87,14 @@ class safe_open:
     ) -> None:
         path = checked_path(filename, "load")
         try:
-            header = read_file_header(open_path(path))
+            file = open_path(path)
         except FileNotFoundError as error:
             raise FileNotFoundError(f"No such file or directory: {path}") from error
+        try:
+            header = read_file_header(file)
         except CorruptData as error:
-            raise DamagedFile(str(error), error.path, error.offset, error.length) from error
+            message = _what_else(file) or str(error)
+            raise DamagedFile(message, error.path, error.offset, error.length) from error
         self._tensors, self._metadata = header
         self._device = "cpu" if device is None else device
         self._options = EngineOptions()
@@ -252,3 +256,12 @@ def _is_simple(index: Any) -> bool:
     except TypeError:
         return False
     return True
+
+
+def _what_else(file: OpenFile) -> str | None:
+    """Return the message for a file that is of another kind. None: it may be a safetensors file."""
+    if file.path.endswith(".json"):
+        return f"'{file.path}' is no safetensors file. An index of several is read by gdsdata.load({file.path!r})"
+    head = file.read(0, HEAD_BYTES)
+    other = None if recognises(head) else foreign_file(f"'{file.path}'", head)
+    return None if other is None else str(other)
