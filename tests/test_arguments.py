@@ -1,6 +1,7 @@
 """A data set refuses wrong arguments, uses that cannot work, and objects that cannot be sent."""
 
 import functools
+import inspect
 import io
 import json
 import pickle
@@ -63,6 +64,7 @@ def as_it_is(batch):
         (dict(collate=3), "collate=3 must be a function"),
         (dict(decode="image"), 'decode=\'image\' must be a dict by the names of fields, as in {"jpg": "image"}'),
         (dict(options={"workers": 2}), "options={'workers': 2} must be a gdsdata.EngineOptions"),
+        (dict(source={"train": "a.npy"}), "source={'train': 'a.npy'} is a dict: make a data set for each of its"),
         (dict(source=3), "source=3 must be a path, a directory, a glob, or a list of these"),
         (dict(source=[b"a", 3]), "source=[b'a', 3] must be a path"),
         (dict(split=0.9), "split=0.9 must be two numbers, where the part begins and ends: (0, 0.9)"),
@@ -142,8 +144,16 @@ def test_a_group_of_another_type_is_refused(file, name):
 
 
 def test_an_unknown_argument_is_refused(file):
-    with pytest.raises(TypeError, match="unexpected keyword argument 'num_workers'"):
-        GDSDataset(file, num_workers=2)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'batchsize'$"):
+        GDSDataset(file, batchsize=2)
+
+
+def test_every_argument_of_a_dataloader_has_a_remedy(file):
+    its = set(inspect.signature(DataLoader).parameters) - {"dataset", *inspect.signature(GDSDataset).parameters}
+    assert {"num_workers", "collate_fn", "sampler", "pin_memory"} < its
+    for name in its:
+        with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}', which is one of a DataLoader: .+"):
+            GDSDataset(file, **{name: None})
 
 
 def test_numbers_of_numpy_are_numbers(file):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +25,26 @@ if TYPE_CHECKING:
     from gdsdata.decoders import Decoder, Image
     from gdsdata.storage.settings import RemoteSettings
 
+_NO_WORKERS = "leave it out, because the engine's threads read ahead without worker processes"
+_NO_SAMPLERS = "leave it out. shuffle= and seed= choose the order, split= a part of the samples, and ranks share them"
+_ON_DEVICE = "leave it out, because batches are on device= when they come"
+# Remedies for the arguments of a DataLoader of torch, by name.
+_OF_A_DATALOADER = {
+    "num_workers": _NO_WORKERS,
+    "persistent_workers": _NO_WORKERS,
+    "in_order": _NO_WORKERS,
+    "worker_init_fn": _NO_WORKERS,
+    "multiprocessing_context": _NO_WORKERS,
+    "prefetch_factor": "write reading=gdsdata.Reading(prefetch=...), the number of batches that are read ahead",
+    "pin_memory": _ON_DEVICE,
+    "pin_memory_device": _ON_DEVICE,
+    "sampler": _NO_SAMPLERS,
+    "batch_sampler": _NO_SAMPLERS,
+    "generator": "write seed=, a number that chooses the orders",
+    "collate_fn": "write fields=gdsdata.Fields(collate=...) for samples with fields, or transform= for whole batches",
+    "timeout": "write reading=gdsdata.Reading(options=gdsdata.EngineOptions(stall_timeout_s=...))",
+}
+
 
 def check_types(
     source: object,
@@ -42,6 +62,8 @@ def check_types(
         TypeError: one is.
     """
     is_path = isinstance(source, (str, os.PathLike))
+    if isinstance(source, Mapping):
+        raise TypeError(f"source={shown(source)} is a dict: make a data set for each of its values, or pass a list")
     is_list = isinstance(source, Collection) and all(
         issubclass(kind, (str, os.PathLike)) for kind in set(map(type, source))
     )
@@ -68,6 +90,18 @@ def check_types(
         raise TypeError("storage_options= must be a dict by the names of a store's options")
     if reading.index_cache is not None and not isinstance(reading.index_cache, (str, os.PathLike)):
         raise TypeError(f'index_cache={shown(reading.index_cache)} must be "user", the path of a folder, or None')
+
+
+def refuse_unknown(names: Iterable[str]) -> None:
+    """Refuse arguments that `GDSDataset` does not have.
+
+    Raises:
+        TypeError: there is one; the message has the remedy if it is an argument of a DataLoader.
+    """
+    for name in names:
+        remedy = _OF_A_DATALOADER.get(name)
+        what = "" if remedy is None else f", which is one of a DataLoader: {remedy}"
+        raise TypeError(f"GDSDataset() got an unexpected keyword argument {name!r}{what}")
 
 
 def _check_format(format: object) -> None:

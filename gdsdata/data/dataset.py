@@ -162,8 +162,7 @@ class GDSDataset(BatchDataset):
         sharding = group_of(Sharding, "sharding", sharding, old)
         fields = group_of(Fields, "fields", fields, old)
         reading = group_of(Reading, "reading", reading, old).with_remote(cache, cache_bytes, storage_options)
-        if old:
-            raise TypeError(f"GDSDataset() got an unexpected keyword argument {next(iter(old))!r}")
+        arguments.refuse_unknown(old)
         arguments.check_types(source, batch_size, format, seed, drop_last, transform, fields, reading)
         arguments.check_interval(report_every_s)
         if device is None:
