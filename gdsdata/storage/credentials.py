@@ -164,11 +164,16 @@ def secret_of(values: object, kinds: tuple[type[Secret], ...], scheme: str) -> S
             if not all(texts.get(name) for name in needed):
                 raise ValueError(f"credentials of {scheme}: {', '.join(sorted(needed))} must not be empty")
             return kind(**texts, expires_at=end_of(values.get("expires_at")), source="credentials=")
-    wanted = " or ".join(
-        ", ".join(field.name for field in dataclasses.fields(kind) if field.name not in _OF_EACH_SECRET)
-        for kind in kinds
-    )
+    wanted = " or ".join(map(_names_of, kinds))
     raise ValueError(f"credentials of {scheme}: has the names {sorted(map(str, names))}, but needs {wanted}")
+
+
+def _names_of(kind: type[Secret]) -> str:
+    """Return the names that a secret needs, and those that it may have, for a message."""
+    fields = [field for field in dataclasses.fields(kind) if field.name not in _OF_EACH_SECRET]
+    needed = ", ".join(field.name for field in fields if field.default is dataclasses.MISSING)
+    others = ", ".join(field.name for field in fields if field.default is not dataclasses.MISSING)
+    return f"{needed} (and may have {others})" if others else needed
 
 
 def end_of(expires: Any, name: str = "expires_at") -> float:
