@@ -410,6 +410,14 @@ class TestNpy:
         ):
             Npy("file").index([first, first, second])
 
+    def test_files_that_differ_in_length_are_refused_with_a_format_that_takes_them(self, tmp_path):
+        first = write_npy(tmp_path / "a.npy", np.zeros((3, 2)))
+        longer, wider = (write_npy(tmp_path / f"{shape}.npy", np.zeros(shape)) for shape in ((5, 2), (3, 4)))
+        with pytest.raises(ValueError, match=r"of shape \(5, 2\) in .*npz files may differ in length"):
+            Npy().index([first, longer])
+        with pytest.raises(ValueError, match=r"of shape \(3, 4\) in .*; save them alike"):
+            Npy().index([first, wider])
+
     def test_unequal_rows_are_refused_by_name_and_shape(self, tmp_path):
         first = write_npy(tmp_path / "first.npy", np.zeros((4, 3), "f4"))
         second = write_npy(tmp_path / "second.npy", np.zeros((4, 2), "f4"))

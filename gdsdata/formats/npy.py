@@ -86,7 +86,7 @@ class Npy:
             if (other := self._sample(header, paths[i])) != sample:
                 raise ValueError(
                     f"samples of unlike {self.mode}s: {_describe(sample)} in {paths[0]}, {_describe(other)} in "
-                    f"{paths[i]}; save them alike, or read them as separate datasets"
+                    f"{paths[i]}; {_remedy(sample, other)}"
                 )
             base_bytes[i], counts[i] = header.data_offset, self._count(header)
         return Index(
@@ -123,6 +123,14 @@ def _unlike(heads: list[bytes], size_bytes: np.ndarray, first: Header) -> list[i
     is_alike = np.fromiter((head.startswith(header) for head in heads), bool, len(heads))
     is_alike &= size_bytes >= first.data_offset + first.data_bytes
     return np.flatnonzero(~is_alike).tolist() if len(header) == first.data_offset else list(range(len(heads)))
+
+
+def _remedy(sample: Sample, other: Sample) -> str:
+    """Return what to do about two samples that differ."""
+    differ_in_length = sample.shape[1:] == other.shape[1:] and len(sample.shape) == len(other.shape)
+    if differ_in_length and sample.dtype == other.dtype and not (sample.fortran_order or other.fortran_order):
+        return "save each of them by numpy.savez: arrays in npz files may differ in length, see Fields(ragged=)"
+    return "save them alike, or read them as separate datasets"
 
 
 def _describe(sample: Sample) -> str:
