@@ -283,7 +283,8 @@ def test_what_takes_most_of_the_waiting_is_the_limiter(limiter, found):
 
 def test_arguments_that_a_suggestion_names_are_in_their_groups():
     assert "a larger Reading(prefetch=) bridges them" in diagnosed(ring_full_s=3, active_s=8).suggestion
-    assert "in Fields(decode=)" in diagnosed(transform_s=3, active_s=8).suggestion
+    suggestion = diagnosed(transform_s=3, active_s=8).suggestion
+    assert "in Fields(decode=)" in suggestion and "DataLoader(dataset, batch_size=None, num_workers=...)" in suggestion
     handing_over = {"ring_full_s": 9, "input_s": 0.5, "stall_s": 0.1, "active_s": 8}
     assert diagnosed(**handing_over, on_gpu=True).suggestion.endswith("larger ones, or Reading(zero_copy=True)")
     assert "zero_copy" not in diagnosed(**handing_over).suggestion, "it is for a GPU alone"

@@ -235,7 +235,8 @@ def _suggestion_for(limiter: str, network: NetworkUse, elapsed_s: float, shuffle
 _SUGGESTIONS = {
     TRAINING: "batches are ready when they are asked for",
     CHECKPOINTS: "save with AsyncCheckpointer, less often, or with more staging_bytes or device_staging_bytes",
-    TRANSFORM: "transform= runs in the loop's own thread: do it on the GPU, or in Fields(decode=), which runs ahead",
+    TRANSFORM: "transform= runs in the loop's own thread: do it on the GPU, by a named decoder in Fields(decode=), or, "
+    'with device="cpu", in the workers of DataLoader(dataset, batch_size=None, num_workers=...)',
     RING: "batches come and go in bursts: a larger Reading(prefetch=) bridges them",
     FIRST_BATCHES: "an epoch's first batch has to be read while the loop waits: call iter() on the data set before "
     "you prepare the rest, or train for more steps an epoch",
