@@ -70,8 +70,8 @@ def has_examples(page):
 PAGES_WITH_EXAMPLES = list(filter(has_examples, PAGES))
 
 
-def write_shard(path):
-    """Write samples of a JPEG and its class."""
+def write_shard(path, folder=""):
+    """Write samples of a JPEG and its class, whose keys begin with a folder."""
     from PIL import Image
 
     with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as shard:
@@ -79,7 +79,7 @@ def write_shard(path):
             jpeg = BytesIO()
             Image.new("RGB", (30 + i, 20), (i, 2 * i, 3 * i)).save(jpeg, "jpeg")
             for extension, content in (("jpg", jpeg.getvalue()), ("cls", str(i % 3).encode())):
-                member = tarfile.TarInfo(f"{i:03}.{extension}")
+                member = tarfile.TarInfo(f"{folder}{i:03}.{extension}")
                 member.size = len(content)
                 shard.addfile(member, BytesIO(content))
 
@@ -95,6 +95,7 @@ def readers_folder(tmp_path, monkeypatch):
     np.arange(64, dtype=np.uint8).tofile("samples.rec")
     Path("shards").mkdir()
     write_shard("shards/a.tar")
+    write_shard("photos.tar", "photos/dog/")
     Path("volumes").mkdir()
     for i in range(16):
         np.save(f"volumes/{i}.npy", np.full((2, 3), i, np.float32))
