@@ -146,7 +146,7 @@ def test_names_and_shapes_that_differ_are_told(tmp_path):
     with AsyncCheckpointer(tmp_path) as checkpointer:
         checkpointer.save(1, {"a": {"x": torch.ones(3)}, "b": 1})
         for state, words in (
-            ({"c": 1}, "nothing of the name 'c'"),
+            ({"c": 1}, "nothing of the name 'c', but 'a', 'b': restore a state without it"),
             ({"a": {"y": torch.ones(3)}}, "a.y only in the state, a.x only in the file: restore into the names"),
             ({"a": {"x": torch.ones(4)}}, r"a.x in .* has shape \(3,\) and dtype torch.float32, .* fill \(4,\) and"),
             ({"a": {"x": torch.ones(3).half()}}, r"a.x in .* dtype torch.float32, .* fill \(3,\) and torch.float16: r"),

@@ -161,6 +161,16 @@ def test_files_that_stand_beside_data_are_passed_over(tmp_path, write, name):
         gdsdata.GDSDataset(tmp_path / name, 1, device="cpu")
 
 
+def test_an_empty_file_is_called_empty_and_not_bare_tokens(tmp_path):
+    (tmp_path / "x.npy").write_bytes(b"")
+    assert "x.npy is empty (0 bytes), and does not tell its format: write it again" in refusal(tmp_path)
+
+
+def test_a_path_that_a_shell_would_expand_names_expanduser():
+    with pytest.raises(FileNotFoundError, match=r"^~/none.npy .* of any: pass os.path.expanduser\(\) of it"):
+        gdsdata.GDSDataset("~/none.npy", 1, device="cpu")
+
+
 def test_bytes_of_no_known_kind_are_refused_as_before(tmp_path):
     (tmp_path / "x.bin").write_bytes(b"something else")
     assert "does not tell its format" in refusal(tmp_path)

@@ -124,7 +124,8 @@ def no_files_in(source: str) -> str:
     shown = ", ".join(map(repr, names[:_MOST_NAMES])) + (", ..." if len(names) > _MOST_NAMES else "")
     if not names:
         begin = "" if os.path.isabs(source) else f"(from {absolute(os.curdir)}) "
-        return f"{begin}is no file, no directory with files and no glob of any"
+        tilde = ": pass os.path.expanduser() of it, because only a shell expands ~" if source.startswith("~") else ""
+        return f"{begin}is no file, no directory with files and no glob of any{tilde}"
     split = next((f"pass the name of a split, as in split={name!r}; or " for name in names if name in SPLIT_OF), "")
     glob = os.path.join(source, "**/*")
     return f"has no files, only folders ({shown}): {split}name one of them, or a glob, as in {glob!r}"

@@ -193,6 +193,8 @@ def recognise(paths: Sequence[str]) -> Format:
     if magics.is_beside_data(paths[0]):
         _refuse_no_data(paths)
     _refuse_another_kind(head, path, paths)
+    if not head:
+        raise ValueError(f"{path} is empty (0 bytes), and does not tell its format: write it again, or remove it")
     hint = "it has no npy magic, so it may be bare tokens; " if path.endswith(".npy") else ""
     names = ", ".join(known.name for known in _recognisers)
     raise ValueError(

@@ -76,7 +76,8 @@ def load_over(
         saved = _loaded_by_torch(path, verify, weights_only, options)
     lost = [name for name in targets if not isinstance(saved, dict) or name not in saved]
     if lost:
-        raise ValueError(f"'{path}' has nothing of the name {lost[0]!r}")
+        has = ", ".join(map(repr, saved)) if isinstance(saved, dict) else "no names"
+        raise ValueError(f"'{path}' has nothing of the name {lost[0]!r}, but {has}: restore a state without it")
     chosen = {name: saved[name] for name in targets}
     target_of = {one.path: one.value for one in leaves(targets)}
     saved_of = {one.path: one.value for one in leaves(chosen)}
