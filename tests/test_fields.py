@@ -315,6 +315,11 @@ def test_what_cannot_be_decoded_is_named_with_its_place(tmp_path, contents, deco
     assert (raised.value.offset, raised.value.length) == (len(contents[0]), len(contents[1]))
 
 
+def test_the_name_of_a_class_read_as_its_number_names_the_decoder_of_text(tmp_path):
+    with pytest.raises(CorruptData, match='b\'cat\'; "cls" is for numbers in digits, and "txt" for names of classes'):
+        decoded(tmp_path, [b"cat"], "cls")
+
+
 def test_a_field_that_a_sample_lacks_is_said_to_be_missing(tmp_path):
     with tarfile.open(tmp_path / "a.tar", "w") as tar:
         for name in ("a.cls", "a.txt", "b.txt"):

@@ -172,6 +172,8 @@ def test_mistakes_in_an_images_settings_are_told_at_once():
     for mistake in ("jpg", 7):
         with pytest.raises(ValueError, match=f"decode={mistake!r}"):
             decoders.decoder_of(mistake)
+    with pytest.raises(TypeError, match=r"the class Image: write Image\(\), or Image\(resize=...\)"):
+        decoders.decoder_of(Image)
 
 
 # ------------------------------------------------------------------------------------------- ahead of who takes batches

@@ -240,11 +240,14 @@ def decoder_of(said: str | Decoder | Image) -> Decoder | Image:
 
     Raises:
         ValueError: no decoder has this name.
+        TypeError: it is the class `Image` itself.
         ImportError: the decoder needs an extra that is not installed.
     """
     if isinstance(said, str) and said not in DECODERS or not (isinstance(said, (str, Image)) or callable(said)):
         names = ", ".join(map(repr, DECODERS))
         raise ValueError(f"decode={said!r}: it is a function, a gdsdata.decoders.Image or one of {names}")
+    if isinstance(said, type) and issubclass(said, Image):  # callable, but not with samples
+        raise TypeError("decode= has the class Image: write Image(), or Image(resize=...)")
     decoder = DECODERS[said] if isinstance(said, str) else said
     if isinstance(decoder, Image):
         images.codec()
@@ -285,7 +288,13 @@ def _bytes_of(sample: torch.Tensor) -> bytes:
 
 
 def _decode_one_cls(sample: torch.Tensor) -> int:
-    number = int(_bytes_of(sample))
+    text = _bytes_of(sample)
+    try:
+        number = int(text)
+    except ValueError as error:
+        if not text:
+            raise
+        raise ValueError(f'{error}; "cls" is for numbers in digits, and "txt" for names of classes') from None
     if not -(2**63) <= number < 2**63:
         raise ValueError(f"a number of {number.bit_length()} bits does not fit int64")
     return number
