@@ -249,6 +249,24 @@ def test_into_with_other_names_shapes_or_dtypes_says_which(tmp_path):
         gdsdata.load(tmp_path / "x.pt", into={"n": torch.zeros(3)}, strict=False)
 
 
+def test_a_file_with_one_of_the_names_of_tied_weights_fills_them_strictly(tmp_path):
+    model = torch.nn.Sequential(torch.nn.Embedding(5, 3), torch.nn.Linear(3, 5, bias=False), torch.nn.Linear(5, 2))
+    model[1].weight = model[0].weight
+    values = {"0.weight": torch.rand(5, 3), "2.weight": torch.rand(2, 5), "2.bias": torch.rand(2)}
+    gdsdata.save(values, tmp_path / "x.safetensors")
+    gdsdata.load(tmp_path / "x.safetensors", into=model.state_dict())
+    assert torch.equal(model[1].weight, values["0.weight"]) and torch.equal(model[2].weight, values["2.weight"])
+    del values["2.bias"]
+    gdsdata.save(values, tmp_path / "x.safetensors")
+    with pytest.raises(ValueError, match="different names: 2.bias only in into, none only in the file"):
+        gdsdata.load(tmp_path / "x.safetensors", into=model.state_dict())
+    rows = torch.zeros(2, 5)
+    with pytest.raises(ValueError, match="different names: a part only in into"):
+        gdsdata.load(tmp_path / "x.safetensors", into={**values, "2.weight": rows, "a part": rows[:1]})
+    with pytest.raises(ValueError, match="different names: b only in into"):
+        gdsdata.load(tmp_path / "x.safetensors", into={**values, "2.weight": rows, "b": torch.zeros(2, 5)})
+
+
 def test_a_load_that_is_not_strict_warns_if_no_name_fits(tmp_path):
     gdsdata.save({"module.a": torch.zeros(3)}, tmp_path / "x.safetensors")
     into = {"a": torch.ones(3)}

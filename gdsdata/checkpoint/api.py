@@ -152,8 +152,9 @@ def load(
             replaced in their dict or list, and a tuple that has some by a new one. A tensor that is
             not plain is filled by a copy from a tensor of its type. Otherwise it is refused before
             anything is changed.
-        strict: require that the file and ``into`` have the same names. False: names in both are
-            loaded, with a warning if there is none.
+        strict: require that the file and ``into`` have the same names. The file need have only one
+            of the names of a tensor (tied weights). False: names in both are loaded, with a warning
+            if there is none.
         verify: compare checksums while reading. Files of torch have them, and safetensors files
             that gdsdata wrote.
         weights_only: torch's rules for what a pickle may make (`torch.load`).

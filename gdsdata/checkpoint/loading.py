@@ -12,7 +12,15 @@ import torch
 from gdsdata.checkpoint.contents import Contents, Kind, contents_of, kind_of
 from gdsdata.checkpoint.open_file import OpenFile
 from gdsdata.checkpoint.stored import Stored
-from gdsdata.checkpoint.targets import check_fits, check_into, check_names, fill, no_common_names, some_names
+from gdsdata.checkpoint.targets import (
+    check_fits,
+    check_into,
+    check_names,
+    fill,
+    filled_by_another_name,
+    no_common_names,
+    some_names,
+)
 from gdsdata.checkpoint.tensor_reader import TensorReader
 from gdsdata.checkpoint.tree import LEFT_OUT, Path, leaves, map_leaves, name_of, with_leaves
 from gdsdata.io.options import EngineOptions
@@ -95,7 +103,7 @@ def load_into(
             raise ValueError(message)
         warn(f"nothing was loaded: {message}")
     elif strict:
-        check_names(path, asked, set(saved))
+        check_names(path, asked - filled_by_another_name(targets, saved), set(saved))
     found = [
         (target, contents.stored_of(target.path, saved[target.path])) for target in targets if target.path in saved
     ]

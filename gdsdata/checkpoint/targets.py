@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any, NamedTuple, TypeGuard
 
 import torch
@@ -19,7 +19,7 @@ from gdsdata.checkpoint.tensor_kinds import (
     takes_copy_of,
 )
 from gdsdata.checkpoint.tensor_reader import TensorReader
-from gdsdata.checkpoint.tree import Path, any_leaf, leaves, name_of
+from gdsdata.checkpoint.tree import Leaf, Path, any_leaf, leaves, name_of
 
 _MOST_NAMES_SHOWN = 5
 
@@ -136,6 +136,25 @@ def check_fits(
         f"{name} in '{path}' has shape {tuple(leaf.shape)} and dtype {leaf.dtype}, and the tensor to fill "
         f"{tuple(target.shape)} and {target.dtype}: {words.unlike}"
     )
+
+
+def filled_by_another_name(targets: Iterable[Leaf], saved: Container[Path]) -> set[Path]:
+    """Return the paths that the file lacks of tensors that it fills under another path.
+
+    Such are tied weights, of which a safetensors file has one.
+    """
+    lacking: dict[tuple[Any, ...], list[Path]] = {}
+    for path, value in targets:
+        if path not in saved and isinstance(value, torch.Tensor) and has_own_memory(value) and value.numel() > 0:
+            lacking.setdefault(_place_of(value), []).append(path)
+    if not lacking:
+        return set()
+    filled = [one for path, one in targets if path in saved and isinstance(one, torch.Tensor) and has_own_memory(one)]
+    return {path for one in filled for path in lacking.get(_place_of(one), ())}
+
+
+def _place_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
 def check_names(path: str, asked: set[Path], saved: set[Path], words: Words = OF_A_LOAD) -> None:
