@@ -262,6 +262,21 @@ def test_an_object_that_refuses_its_state_on_one_rank_is_an_error_on_all(tmp_pat
     assert others[0] == "SaveAborted" and "rank 1 failed: KeyError: 'this one takes no state'" in others[1]
 
 
+def _make_one_on_the_first_rank_alone(rank, folder):
+    text = ""
+    if rank == 0:
+        with pytest.raises(RankLost) as caught:
+            AsyncCheckpointer(folder / "run", timeout_s=1)
+        text = str(caught.value)
+    dist.barrier()
+    return text
+
+
+def test_a_checkpointer_of_the_first_rank_alone_says_that_all_ranks_make_its_calls(tmp_path):
+    text = on_ranks(2, _make_one_on_the_first_rank_alone, tmp_path)[0]
+    assert "All ranks make the calls of an AsyncCheckpointer, also if only some of them write (replicas=)" in text
+
+
 def _restore_when_a_rank_comes_later(rank, folder):
     with AsyncCheckpointer(folder / "run", timeout_s=1) as checkpointer:
         checkpointer.save(1, {"a": 1}).result()

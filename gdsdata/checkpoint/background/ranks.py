@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import torch.distributed
 
-from gdsdata.collective.gloo import break_off, gloo_group, words_of
+from gdsdata.collective.gloo import NotBegun, break_off, gloo_group, words_of
 from gdsdata.collective.shared_errors import contents_of_all, packed, unpacked
 from gdsdata.errors import RankLost, SaveAborted
 
@@ -151,9 +151,12 @@ class Ranks:
         return found
 
     def _lost_by(self, error: Exception) -> RankLost:
+        all_call = ""
+        if isinstance(error, NotBegun):
+            all_call = " All ranks make the calls of an AsyncCheckpointer, also if only some of them write (replicas=)."
         lost = (
             f"a rank of the {self.count} that save and restore together has ended, or was silent for "
-            f"{self._timeout_s:g} s: {words_of(error)}. Look for its own error, and start all ranks again"
+            f"{self._timeout_s:g} s: {words_of(error)}.{all_call} Look for its own error, and start all ranks again"
         )
         self._break_off(lost)
         return RankLost(lost)
