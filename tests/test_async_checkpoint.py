@@ -562,9 +562,10 @@ def test_a_write_that_fails_while_the_state_is_still_staged_ends_the_save(tmp_pa
 
 def test_waiting_is_for_every_save_also_behind_one_that_failed(tmp_path, monkeypatch):
     with disk_of("12m", tmp_path / "disk") as folder, AsyncCheckpointer(folder, keep_last=5) as checkpointer:
-        begin = checkpointer._saver._begin
-        monkeypatch.setattr(checkpointer._saver, "_begin", lambda step: (time.sleep(0.3), begin(step))[1])
+        begin, all_are_asked_for = checkpointer._saver._begin, threading.Event()
+        monkeypatch.setattr(checkpointer._saver, "_begin", lambda step: all_are_asked_for.wait(60) and begin(step))
         handles = [checkpointer.save(step, {"a": torch.ones(5 << 20 if step == 0 else 1000)}) for step in range(4)]
+        all_are_asked_for.set()
         with pytest.raises(IoError, match="reserve space"):
             checkpointer.wait()
         assert all(handle.done() for handle in handles)

@@ -47,7 +47,7 @@ def test_a_source_with_braces_means_all_of_its_files(tmp_path):
     assert len(listing_of(f"{tmp_path}/{{t,v}}-*8").paths) == 2
     data = gdsdata.GDSDataset(f"{tmp_path}/{{t,v}}-0008", 2, gdsdata.formats.Records("u1", (8,)), device="cpu")
     assert len(data) == 1
-    with pytest.raises(FileNotFoundError, match="t-0012 .* is no file"):
+    with pytest.raises(FileNotFoundError, match="t-0012 is no file"):
         listing_of(f"{tmp_path}/t-{{0011..0012}}")
 
 

@@ -472,4 +472,4 @@ class TestRegistry:
         with pytest.raises(ValueError, match=r"does not tell its format .*: pass format=Tokens"):
             recognise([write(tmp_path / "a.bin", b"12345678")])
         with pytest.raises(ValueError, match="it has no npy magic, so it may be bare tokens; pass format=Tokens"):
-            recognise([write(tmp_path / "a.npy", b"")])
+            recognise([write(tmp_path / "a.npy", b"12345678")])
