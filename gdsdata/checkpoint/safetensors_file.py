@@ -8,10 +8,8 @@ checksums: JSON under ``gdsdata_crc32`` in the header's metadata, which other re
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +20,7 @@ import torch
 from gdsdata.checkpoint.gc_pause import collector_paused
 from gdsdata.checkpoint.open_file import OpenFile, missing, most_kept_files
 from gdsdata.checkpoint.open_object import open_path
-from gdsdata.checkpoint.stored import Record, Stored, bytes_of
+from gdsdata.checkpoint.stored import Record, Stored, bytes_of, contiguous_stride
 from gdsdata.checkpoint.tensor_kinds import check_has_values, has_own_memory
 from gdsdata.checkpoint.urls import is_url
 from gdsdata.errors import CorruptData
@@ -338,9 +336,4 @@ def _checksums(metadata: Mapping[str, str], path: str) -> dict[str, int]:
 
 
 def _stored(tensor: Tensor, record: Record) -> Stored:
-    return Stored(record, 0, tensor.dtype, tensor.shape, _contiguous_stride(tensor.shape))
-
-
-@functools.lru_cache(maxsize=1024)  # layers repeat
-def _contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(math.prod(max(size, 1) for size in shape[axis + 1 :]) for axis in range(len(shape)))
+    return Stored(record, 0, tensor.dtype, tensor.shape, contiguous_stride(tensor.shape))

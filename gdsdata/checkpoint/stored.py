@@ -115,3 +115,8 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
     first = tensor.storage_offset() * tensor.element_size()
     return flat.set_(tensor.untyped_storage(), first, (tensor.nbytes,), (1,))
+
+
+@functools.lru_cache(maxsize=1024)  # layers repeat
+def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(math.prod(max(size, 1) for size in shape[axis + 1 :]) for axis in range(len(shape)))

@@ -16,7 +16,9 @@ from gdsdata.checkpoint.stored import Record, Stored
 _ATTRIBUTE = "gdsdata_place"  # of an item's storage info; other readers ignore it
 
 
-def note_place(info: Any, offset: int, crc32: int, tensor: torch.Tensor, file_bytes: int) -> None:
+def note_place(
+    info: Any, offset: int, crc32: int, tensor: torch.Tensor, stride: tuple[int, ...], file_bytes: int
+) -> None:
     """Note a tensor's place in its storage info, which ``.metadata`` will have.
 
     Args:
@@ -24,9 +26,10 @@ def note_place(info: Any, offset: int, crc32: int, tensor: torch.Tensor, file_by
         offset: of the tensor's first byte in the file.
         crc32: the checksum of its bytes.
         tensor: the tensor.
+        stride: of its elements in the file.
         file_bytes: the size of the whole file.
     """
-    place = (offset - info.offset, crc32, tensor.dtype, tuple(tensor.shape), tensor.stride(), file_bytes)
+    place = (offset - info.offset, crc32, tensor.dtype, tuple(tensor.shape), stride, file_bytes)
     setattr(info, _ATTRIBUTE, place)
 
 

@@ -65,8 +65,8 @@ class GDSStorageWriter(FileSystemWriter):
     If a rank fails, DCP raises the error on every rank (`CheckpointException`), and no
     ``.metadata`` is written.
 
-    Tensors are written from where they lie; those with gaps between their elements are copied
-    first. The archive of each has its CRC-32.
+    Tensors are written from where they lie. Those with gaps between their elements are copied when
+    they are due, so few copies are in memory at a time. The archive of each has its CRC-32.
 
     Args:
         path: of the folder, or its URL; a folder is made if it does not exist.
@@ -154,7 +154,7 @@ class GDSStorageWriter(FileSystemWriter):
         for item, data in items:
             info = StorageInfo(name, begin, 0)
             if isinstance(data, torch.Tensor) and _is_plain(data):
-                archives.append(archive_of(_without_gaps(data.detach()), begin))
+                archives.append(archive_of(data.detach(), begin))
                 infos.append(info)
                 end = archives[-1].end
             else:
@@ -169,7 +169,7 @@ class GDSStorageWriter(FileSystemWriter):
             path = os.path.join(self.path, name)
             checksums = write_archives(path, archives, others, self.options)
             for info, archive, crc32 in zip(infos, archives, checksums, strict=True):
-                note_place(info, archive.offset, crc32, archive.tensor, end)
+                note_place(info, archive.offset, crc32, archive.tensor, archive.stride, end)
         return results
 
     @collector_paused()
@@ -219,22 +219,6 @@ class GDSStorageWriter(FileSystemWriter):
 def _is_plain(data: torch.Tensor) -> bool:
     """Return whether the engine can write a tensor from its own memory."""
     return type(data) in (torch.Tensor, torch.nn.Parameter) and has_own_memory(data)
-
-
-def _without_gaps(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor as it is, in any order of dimensions, if it has no gaps.
-
-    Else a contiguous copy.
-    """
-    tensor = tensor.resolve_conj().resolve_neg()
-    if tensor.is_contiguous():
-        return tensor
-    expected = 1
-    for step, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size != 1 and step != expected:
-            return tensor.contiguous()
-        expected *= size
-    return tensor
 
 
 def _saved_by_torch(name: str, data: torch.Tensor) -> io.BytesIO:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from gdsdata.checkpoint.file_writer import Extent, reached
 from gdsdata.checkpoint.partial_pages import PAGE_BYTES
-from gdsdata.checkpoint.stored import bytes_of
+from gdsdata.checkpoint.stored import bytes_of, contiguous_stride
 from gdsdata.checkpoint.torch_zip import torch_config, zip_layout
 from gdsdata.checkpoint.torch_zip.gathering import IMAGE_BYTES, SHORT_BYTES, gathered
 from gdsdata.checkpoint.torch_zip.pickling import pickle_tensor
@@ -30,11 +30,13 @@ class _Form(NamedTuple):
 
     Attributes:
         size_bytes: of the tensor.
+        stride: of its elements in the file.
         head, tail: the archive before and after the tensor's bytes, with zeros for their CRC-32.
         crc32_in_head, crc32_in_tail: where that goes.
     """
 
     size_bytes: int
+    stride: tuple[int, ...]
     head: bytes
     tail: bytes
     crc32_in_head: int
@@ -46,7 +48,7 @@ class TensorArchive(NamedTuple):
 
     Attributes:
         begin: where it begins in the file.
-        tensor: its tensor, which has no gaps.
+        tensor: its tensor, which may have gaps between its elements.
         form: the rest of it.
     """
 
@@ -60,6 +62,11 @@ class TensorArchive(NamedTuple):
         return self.begin + len(self.form.head)
 
     @property
+    def stride(self) -> tuple[int, ...]:
+        """The stride of the elements in the file, which has no gaps."""
+        return self.form.stride
+
+    @property
     def end(self) -> int:
         """Where the archive ends in the file."""
         return self.begin + len(self.form.head) + self.form.size_bytes + len(self.form.tail)
@@ -69,18 +76,38 @@ class TensorArchive(NamedTuple):
         # The engine copies whole pages from a GPU, and torch shorter tensors.
         return self.form.size_bytes < (SHORT_BYTES if self.tensor.is_cpu else PAGE_BYTES)
 
+    def without_gaps(self) -> torch.Tensor:
+        """Return the tensor if its memory is as in the file, else a copy."""
+        tensor = self.tensor
+        if tensor.stride() == self.stride and not (tensor.is_conj() or tensor.is_neg()):
+            return tensor
+        return torch.empty_strided(tensor.shape, self.stride, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
     def frame(self, crc32: int) -> tuple[bytes, bytes]:
         """Return what comes before and after the tensor's bytes."""
-        _, head, tail, in_head, in_tail = self.form
+        _, _, head, tail, in_head, in_tail = self.form
         noted = crc32.to_bytes(4, "little")
         return head[:in_head] + noted + head[in_head + 4 :], tail[:in_tail] + noted + tail[in_tail + 4 :]
 
 
 def archive_of(tensor: torch.Tensor, begin: int) -> TensorArchive:
-    """Return the archive of a tensor without gaps that begins at an offset of its file."""
-    return TensorArchive(
-        begin, tensor, _form_of(tensor.dtype, tensor.shape, tensor.stride(), tensor.nbytes, begin % PAGE_BYTES)
-    )
+    """Return the archive of a tensor that begins at an offset of its file.
+
+    A tensor without gaps keeps its order of dimensions. Another one is contiguous in the file.
+    """
+    stride = tensor.stride() if _is_dense(tensor) else contiguous_stride(tensor.shape)
+    return TensorArchive(begin, tensor, _form_of(tensor.dtype, tensor.shape, stride, tensor.nbytes, begin % PAGE_BYTES))
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    if tensor.is_contiguous():
+        return True
+    expected = 1
+    for step, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and step != expected:
+            return False
+        expected *= size
+    return True
 
 
 @functools.lru_cache(maxsize=4096)  # layers repeat, and archives begin at multiples of few bytes
@@ -99,6 +126,7 @@ def _form_of(dtype: torch.dtype, shape: torch.Size, stride: tuple[int, ...], siz
     entries_before = sum(record.entry_bytes for record in placed[:-1])
     return _Form(
         size_bytes,
+        stride,
         head,
         zip_layout.directory(placed, crc32s),
         placed[-1].header_offset + zip_layout.CRC32_IN_HEADER,
@@ -138,7 +166,7 @@ def write_archives(
                 of_groups.append(found)
                 yield part[0].begin, torch.from_numpy(image)
             else:
-                yield part[0].offset, reached(bytes_of(part[0].tensor))
+                yield part[0].offset, reached(bytes_of(part[0].without_gaps()))
 
     with writer_of(path, max(ends, default=0), options) as writer:
         with closing(writer.write_in_batches(extents(), [_place_of(part) for part in parts])) as written:
@@ -182,8 +210,9 @@ def _image_of(group: list[TensorArchive]) -> tuple[NDArray[np.uint8], list[int]]
     begin = group[0].begin
     sizes_bytes = np.array([one.form.size_bytes for one in group], np.int64)
     places = np.array([one.offset for one in group], np.int64) - begin
-    addresses = np.array([one.tensor.data_ptr() for one in group], np.uint64)
-    elsewhere = {i: bytes_of(one.tensor) for i, one in enumerate(group) if not one.tensor.is_cpu}
+    tensors = [one.without_gaps() for one in group]
+    addresses = np.array([one.data_ptr() for one in tensors], np.uint64)
+    elsewhere = {i: bytes_of(one) for i, one in enumerate(tensors) if not one.is_cpu}
     image = gathered(group[-1].end - begin, addresses, sizes_bytes, places, elsewhere)
     checksums = engine.crc32_of_parts(image, places, sizes_bytes).tolist()
     octets = image.data
