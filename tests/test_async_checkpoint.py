@@ -714,3 +714,20 @@ def test_an_optimizer_on_a_gpu_gets_its_state_where_it_was(tmp_path):
     moments, expected = its_optimizer.state[again.weight], optimizer.state[model.weight]
     assert {name: tensor.device for name, tensor in moments.items()} == {n: t.device for n, t in expected.items()}
     assert all(torch.equal(tensor, expected[name]) for name, tensor in moments.items())
+
+
+def _no_thread(_):
+    raise RuntimeError("can't start new thread")
+
+
+def test_a_checkpointer_whose_threads_cannot_start_names_the_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(threading.Thread, "start", _no_thread)
+    with pytest.raises(IoError, match="could not start a thread; raise the limit of processes .ulimit -u"):
+        AsyncCheckpointer(tmp_path)
+
+
+def test_a_save_needs_no_new_thread_of_python(tmp_path, monkeypatch):
+    """A save that is queued and finds no thread would run behind a later one."""
+    with AsyncCheckpointer(tmp_path) as checkpointer:
+        monkeypatch.setattr(threading.Thread, "start", _no_thread)
+        assert checkpointer.save(1, {"a": torch.arange(100_000)}).result() == str(tmp_path / "step-1")

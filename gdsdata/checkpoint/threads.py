@@ -6,12 +6,15 @@ Executors accept no more calls then.
 from __future__ import annotations
 
 import contextlib
+import errno
 import queue
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
+
+from gdsdata.errors import IoError
 
 T = TypeVar("T")
 
@@ -86,20 +89,50 @@ class DaemonThreads:
     Args:
         count: how many threads.
         name: of each.
+
+    Raises:
+        IoError: no thread can start.
     """
 
     def __init__(self, count: int, name: str) -> None:
-        calls: _Calls = queue.SimpleQueue()
-        for _ in range(count):
-            threading.Thread(target=_make_calls, args=(calls,), name=name, daemon=True).start()
-        self._calls = calls
-        self.close = weakref.finalize(self, _end, calls, count)
+        self._calls: _Calls = queue.SimpleQueue()
+        self.close = weakref.finalize(self, _end, self._calls, count)
+        with refusal_explained():
+            for _ in range(count):
+                threading.Thread(target=_make_calls, args=(self._calls,), name=name, daemon=True).start()
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
         """Have a thread make a call; calls begin in the order of submission."""
         result: Future[T] = Future()
         self._calls.put((result, call))
         return result
+
+
+def saving_thread() -> ThreadPoolExecutor:
+    """Return a thread that saves. The interpreter's end waits for it.
+
+    It starts here. If it started at the first call and could not, the executor would keep the call,
+    and make it when a later one starts the thread.
+
+    Raises:
+        IoError: no thread can start.
+    """
+    thread = ThreadPoolExecutor(1, thread_name_prefix="gdsdata-save")
+    with refusal_explained():
+        thread.submit(bool)
+    return thread
+
+
+@contextlib.contextmanager
+def refusal_explained() -> Iterator[None]:
+    """Raise `IoError` if a limit keeps a thread from starting."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "can't start new thread" not in str(error):
+            raise
+        message = "could not start a thread; raise the limit of processes (ulimit -u, or pids.max of the container)"
+        raise IoError(errno.EAGAIN, f"{message} or of memory") from error
 
 
 def _end(calls: _Calls, count: int) -> None:

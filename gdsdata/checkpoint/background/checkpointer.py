@@ -125,6 +125,7 @@ class AsyncCheckpointer:
         TypeError: an argument has another type.
         SaveAborted: ``peers``, ``upload`` or ``replicas`` is wrong on another rank.
         RankLost: a rank has ended, or does not come in ``timeout_s``.
+        IoError: no thread can start.
     """
 
     def __init__(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from gdsdata.checkpoint.background.save_counts import SaveCounts
 from gdsdata.checkpoint.background.save_job import PIECES_AT_A_TIME, SaveJob
 from gdsdata.checkpoint.background.staging import Snapshots
 from gdsdata.checkpoint.background.staging_memory import Staging
-from gdsdata.checkpoint.threads import DaemonThreads
+from gdsdata.checkpoint.threads import DaemonThreads, saving_thread
 from gdsdata.checkpoint.torch_zip import torch_config
 from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
@@ -43,7 +43,7 @@ class FileSaves:
         self._options = options
         self._counts = SaveCounts(folder)
         self._staging = Staging(staging_bytes)
-        self._saver = ThreadPoolExecutor(1, thread_name_prefix="gdsdata-save")  # the interpreter's end waits for it
+        self._saver = saving_thread()
         self._writers = DaemonThreads(PIECES_AT_A_TIME, "gdsdata-write")
         self._unseen: list[Future[Any]] = []  # what is in progress, and errors that nobody has seen
 

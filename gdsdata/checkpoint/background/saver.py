@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
 
 from gdsdata.checkpoint.background.checkpoint_folder import CheckpointFolder, LockedFolder, nothing_spared, removed
@@ -17,7 +17,7 @@ from gdsdata.checkpoint.background.ranks import Ranks
 from gdsdata.checkpoint.background.replicas import Described, ReplicaJob, Replicas
 from gdsdata.checkpoint.background.save_job import PIECES_AT_A_TIME, FailedJob, SaveJob
 from gdsdata.checkpoint.background.uploads import Kept, Uploads
-from gdsdata.checkpoint.threads import DaemonThreads
+from gdsdata.checkpoint.threads import DaemonThreads, saving_thread
 from gdsdata.errors import CorruptData, EngineClosed, IoError, RankLost, SaveAborted
 from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
@@ -72,7 +72,7 @@ class Saver:
         self._folder, self._ranks, self._kept, self._uploads, self._options = folder, ranks, kept, uploads, options
         self._replicas, self._memory = replicas, memory
         self._locked: LockedFolder | None = None  # of the thread, from its first save on
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="gdsdata-save")  # the interpreter's end waits for it
+        self._thread = saving_thread()
         self._process = os.getpid()
         self._is_closed = False
         self._writers = DaemonThreads(PIECES_AT_A_TIME, "gdsdata-write")
