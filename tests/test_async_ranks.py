@@ -1,9 +1,11 @@
 """`AsyncCheckpointer` on several ranks: they save and restore together, and share errors."""
 
 import ast
+import atexit
 import contextlib
 import os
 import signal
+import weakref
 
 import pytest
 import torch
@@ -292,3 +294,17 @@ def _restore_when_a_rank_comes_later(rank, folder):
 
 def test_a_rank_that_comes_after_others_have_given_up_restores_with_them(tmp_path):
     assert on_ranks(2, _restore_when_a_rank_comes_later, tmp_path) == [1, 1]
+
+
+def _group_at_the_end(rank, folder):
+    checkpointer = AsyncCheckpointer(folder / "run")
+    checkpointer.save(1, {"a": 1}).result()
+    checkpointer.close()
+    group = weakref.ref(checkpointer._ranks._group)
+    atexit._run_exitfuncs()
+    return group() is None
+
+
+def test_the_end_of_a_program_waits_for_the_threads_of_a_checkpointers_group(tmp_path):
+    """They free tensors, for which torch acquires the GIL. Later, that would abort the program."""
+    assert on_ranks(2, _group_at_the_end, tmp_path) == [True, True]

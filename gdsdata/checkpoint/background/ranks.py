@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import pickle
+import weakref
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -48,6 +50,7 @@ class Ranks:
         self.members: list[int] = distributed.get_process_group_ranks(group) if together else [0]
         self._group: Any = None  # of gloo, which one thread uses
         self._lost = ""  # the text of the error, if a rank is lost
+        _all.add(self)
         self.connect()
 
     def connect(self) -> None:
@@ -181,6 +184,16 @@ class Ranks:
         found = torch.empty((self.count, *mine.shape), dtype=mine.dtype)
         self._group.allgather([list(found.unbind(0))], [mine]).wait()
         return found
+
+
+_all: weakref.WeakSet[Ranks] = weakref.WeakSet()
+
+
+@atexit.register
+def _release_groups() -> None:
+    """Release all groups before Python ends, as `agreement` does, and for the same reason."""
+    for ranks in list(_all):
+        ranks._group, ranks._lost = None, "the program of this rank ends"
 
 
 def _content_of(value: Any, error: Exception | None) -> bytes:
