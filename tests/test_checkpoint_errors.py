@@ -64,6 +64,7 @@ BROKEN = {
     "cut-to-three-bytes": (lambda path: b"PK\3", "cut short: it has no more than the first bytes"),
     "cut-legacy": (lambda path: legacy(STATE, path)[:-4000], "cut short or damaged"),
     "cut-legacy-at-the-head": (lambda path: legacy(STATE, path)[:30], "cut short or damaged"),
+    "cut-legacy-in-a-name": (lambda path: legacy(STATE, path).partition(b"_tensor_v2")[0], "cut short or damaged"),
     "damaged-at-the-head": (lambda path: b"PL" + zip_of(STATE, path)[2:], r"begins with b'PL\\x03\\x04', as no file"),
     "text": (lambda path: b"epoch,loss\n1,2.5\n", "is text, and begins with 'epoch,loss"),
     "html": (lambda path: b"<!DOCTYPE html><html><body>404</body></html>", "is an HTML .* Fetch the file again"),

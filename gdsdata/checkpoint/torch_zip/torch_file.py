@@ -128,7 +128,12 @@ def _load_by_torch(file: OpenFile, why: NotPlain, device: torch.device, weights_
         with file.reader() as reader:
             check_records(reader, file.path, f"'{file.path}'")
     with _torch_errors_explained(file, weights_only), file.reader() as reader:
-        found = torch.load(reader, map_location=device, weights_only=weights_only)
+        try:
+            found = torch.load(reader, map_location=device, weights_only=weights_only)
+        except pickle.UnpicklingError as error:
+            if reader.tell() == file.size_bytes:  # torch takes the half of a class's name for one that it forbids
+                raise EOFError("it ends in the middle of a pickle") from error
+            raise
     engine.warn_once(f"'{os.path.basename(file.path)}' is read by torch.load: {why}")
     return found
 
