@@ -701,6 +701,28 @@ def change_metadata(folder, change):
     (folder / ".metadata").write_bytes(pickle.dumps(metadata))
 
 
+@pytest.mark.parametrize("name", ["relative_path", "offset", "length", "chunks", "sizes"])
+def test_damaged_metadata_without_a_checksum_names_its_file(tmp_path, name):
+    save({"a": torch.arange(20)}, FileSystemWriter(tmp_path))
+
+    def change(metadata):
+        about, (info,) = metadata.state_dict_metadata["a"], metadata.storage_data.values()
+        for one in (about, about.chunks[0], info):
+            if hasattr(one, name):
+                delattr(one, name)
+
+    change_metadata(tmp_path, change)
+    with pytest.raises(CorruptData, match=f"'{tmp_path / '.metadata'}' cannot be unpickled: it does not"):
+        GDSStorageReader(tmp_path).read_metadata()
+
+
+def test_metadata_that_does_not_say_where_a_part_lies_is_corrupt_data(tmp_path):
+    save({"a": torch.arange(20)}, FileSystemWriter(tmp_path))
+    change_metadata(tmp_path, lambda metadata: metadata.storage_data.clear())
+    error = failure_of(loaded, {"a": torch.arange(20)}, GDSStorageReader(tmp_path))
+    assert isinstance(error, CorruptData) and f"'{tmp_path / '.metadata'}' does not say where" in str(error)
+
+
 @pytest.mark.parametrize(
     "boxes",
     [[((0, 0), (2, 5))], [((0, 0), (2, 5)), ((3, 0), (1, 5))], [((0, 0), (2, 5)), ((1, 0), (2, 5))],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -10,13 +11,46 @@ from typing import Any
 import numpy as np
 import torch
 from torch.distributed.checkpoint import DefaultLoadPlanner
-from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 
 from gdsdata.checkpoint.stored import Stored
 from gdsdata.errors import CorruptData
 
 _Box = tuple[Sequence[int], Sequence[int]]  # offsets and sizes
+
+
+def check_form(metadata: Any) -> None:
+    """Check that the parts of ``.metadata`` are of the types that torch writes.
+
+    Raises:
+        UnpicklingError: one is not; the message says of what.
+    """
+    if not isinstance(getattr(metadata, "storage_data", None), dict):
+        raise pickle.UnpicklingError("it names no data files")
+    for name, about in metadata.state_dict_metadata.items():
+        if not (type(name) is str and _has_form(about)):
+            raise pickle.UnpicklingError(f"it does not describe {name!r} as torch does")
+    for index, info in metadata.storage_data.items():
+        if not (isinstance(index, MetadataIndex) and _is_place(info)):
+            raise pickle.UnpicklingError(f"it does not say where {index!r} lies")
+
+
+def _is_place(info: Any) -> bool:
+    numbers = [getattr(info, name, None) for name in ("offset", "length")]
+    return type(getattr(info, "relative_path", None)) is str and all(type(one) is int and one >= 0 for one in numbers)
+
+
+def _has_form(about: Any) -> bool:
+    if isinstance(about, BytesStorageMetadata):
+        return True
+    if not isinstance(about, TensorStorageMetadata):
+        return False
+    try:
+        shapes = [about.size, *(shape for one in about.chunks for shape in (one.offsets, one.sizes))]
+        return isinstance(about.properties.dtype, torch.dtype) and all(type(one) is torch.Size for one in shapes)
+    except (AttributeError, TypeError):
+        return False
 
 
 def check_covered(plan: LoadPlan, planner: LoadPlanner, tensors: Mapping[str, Any], path: str) -> None:
@@ -51,6 +85,17 @@ def check_covered(plan: LoadPlan, planner: LoadPlanner, tensors: Mapping[str, An
                 "damaged, or the parts were saved by a rank alone. Copy the checkpoint again, or load another one",
                 path,
             )
+
+
+def check_placed(plan: LoadPlan, places: Mapping[MetadataIndex, Any], path: str) -> None:
+    """Check that ``.metadata`` says where each part of a plan lies.
+
+    Raises:
+        CorruptData: it does not.
+    """
+    for item in plan.items:
+        if item.storage_index not in places:
+            raise CorruptData(f"'{path}' does not say where {item.storage_index} lies: copy the checkpoint again", path)
 
 
 def check_shape(item: ReadItem, stored: Stored, tensors: Mapping[str, Any], path: str) -> None:

@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
-from gdsdata.checkpoint.dcp.coverage import check_covered, check_shape
+from gdsdata.checkpoint.dcp.coverage import check_covered, check_form, check_placed, check_shape
 from gdsdata.checkpoint.dcp.data_files import INCOMPLETE, DataFiles, check_size
 from gdsdata.checkpoint.dcp.metadata_checksum import without_checksum
 from gdsdata.checkpoint.dcp.noted_place import noted_place
@@ -57,6 +57,7 @@ class _CheckedPickles:
 
     def __init__(self, file_system: Any) -> None:
         self._file_system = file_system
+        self.has_checksum = False  # of the last pickle
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file_system, name)
@@ -64,7 +65,9 @@ class _CheckedPickles:
     @contextlib.contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.BytesIO]:
         with self._file_system.create_stream(path, mode) as stream:
-            content = without_checksum(stream.read())
+            stored = stream.read()
+        content = without_checksum(stored)
+        self.has_checksum = len(content) < len(stored)
         if engine.pickle_claims_too_much(content):
             raise pickle.UnpicklingError("it claims to have more than its bytes")
         yield io.BytesIO(content)
@@ -125,13 +128,15 @@ class GDSStorageReader(FileSystemReader):
 
     @collector_paused()
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        file_system = self.fs
-        self.fs = _CheckedPickles(file_system)  # type: ignore[assignment]
+        file_system, checked = self.fs, _CheckedPickles(self.fs)
+        self.fs = checked  # type: ignore[assignment]
         try:
             with self._errors_of_metadata(kwargs.get("rank")):
                 metadata = super().read_metadata(*args, **kwargs)
                 if not isinstance(getattr(metadata, "state_dict_metadata", None), dict):
                     raise pickle.UnpicklingError("it describes no state")
+                if not checked.has_checksum:
+                    check_form(metadata)
                 return metadata
         finally:
             self.fs = file_system
@@ -151,7 +156,8 @@ class GDSStorageReader(FileSystemReader):
         except (GdsdataError, OSError, MemoryError, ImportError, AttributeError):
             raise
         except Exception as error:  # damaged pickles raise many kinds
-            raise CorruptData(f"'{path}' cannot be unpickled: {error}. {INCOMPLETE}", path) from error
+            said = str(error).removeprefix(f"'{path}': ")
+            raise CorruptData(f"'{path}' cannot be unpickled: {said}. {INCOMPLETE}", path) from error
 
     def set_up_storage_reader(self, metadata: Metadata, *args: Any, **kwargs: Any) -> None:
         super().set_up_storage_reader(metadata, *args, **kwargs)
@@ -192,6 +198,7 @@ class GDSStorageReader(FileSystemReader):
 
     def _read(self, plan: LoadPlan, planner: LoadPlanner, together: SharedReads | None) -> None:
         check_covered(plan, planner, self._tensors_of_metadata, self._metadata_file)
+        check_placed(plan, self.storage_data, self._metadata_file)
         reader = TensorReader(self.options, self.verify, together)
         reader.expect(self._bytes_of(plan), first_device(getattr(planner, "state_dict", None)))
         files = DataFiles(self.path)
