@@ -188,6 +188,14 @@ def test_only_what_matches_comes(tmp_path, device):
         gdsdata.load(tmp_path / "x.pt", only="model.*")
 
 
+def test_patterns_that_match_nothing_are_an_error_beside_an_empty_dict(tmp_path):
+    gdsdata.save({"model": {"w": torch.ones(3)}, "optim": {"state": {}, "lr": 1.0}}, tmp_path / "x.pt")
+    with pytest.raises(ValueError, match=r"only=\['modle.\*'\] matches no name .* of these: model.w, optim.lr"):
+        gdsdata.load(tmp_path / "x.pt", only=["modle.*"])
+    for pattern in ("optim.state", "optim.state.*"):
+        assert gdsdata.load(tmp_path / "x.pt", only=[pattern]) == {"optim": {"state": {}}}
+
+
 def test_leaves_of_the_same_name_are_kept_apart(tmp_path):
     state = {"a.b": torch.zeros(2), "a": {"b": torch.ones(2), 0: torch.full((2,), 2.0), "0": torch.full((2,), 3.0)}}
     torch.save(state, tmp_path / "x.pt")

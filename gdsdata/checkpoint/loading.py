@@ -22,7 +22,7 @@ from gdsdata.checkpoint.targets import (
     some_names,
 )
 from gdsdata.checkpoint.tensor_reader import TensorReader
-from gdsdata.checkpoint.tree import LEFT_OUT, Path, leaves, map_leaves, name_of, with_leaves
+from gdsdata.checkpoint.tree import LEFT_OUT, Path, empty_containers, leaves, map_leaves, name_of, with_leaves
 from gdsdata.io.options import EngineOptions
 from gdsdata.warn import warn
 
@@ -138,15 +138,17 @@ def _matches(place: Path, only: Sequence[str] | None) -> bool:
 
 
 def _chosen(path: str, saved: Any, only: Sequence[str]) -> Any:
-    """Return the saved value without the leaves whose paths do not match.
+    """Return the saved value without the leaves whose paths do not match. Empty containers stay.
 
     Raises:
         ValueError: no path matches.
     """
     chosen = map_leaves(saved, lambda place, leaf: leaf if _matches(place, only) else LEFT_OUT)
-    if chosen is not LEFT_OUT:
-        return chosen
-    if only:
-        names = some_names({one.path for one in leaves(saved)})
-        raise ValueError(f"only={list(only)!r} matches no name in '{path}'. Give patterns of these: {names}")
-    return {}
+    if only and not any(_matches(one.path, only) for one in leaves(saved)):
+        paths = {one.path for one in leaves(saved)}
+        # "state.*" also means an empty "state".
+        empty = [one for place in empty_containers(saved) for one in (place, (*place, ""))]
+        if paths and not any(_matches(one, only) for one in empty):
+            names = some_names(paths)
+            raise ValueError(f"only={list(only)!r} matches no name in '{path}'. Give patterns of these: {names}")
+    return {} if chosen is LEFT_OUT else chosen

@@ -53,6 +53,15 @@ def leaves(tree: Any, path: Path = ()) -> Iterator[Leaf]:
             yield Leaf((*path, key), value)
 
 
+def empty_containers(tree: Any, path: Path = ()) -> Iterator[Path]:
+    """Yield the paths of containers in which there is nothing."""
+    if _is_container(tree):
+        if len(tree) == 0:
+            yield path
+        for key, value in _items(tree):
+            yield from empty_containers(value, (*path, key))
+
+
 def any_leaf(tree: Any, holds: Callable[[Any], bool]) -> bool:
     """Return whether something holds for a leaf of a tree.
 
