@@ -330,6 +330,13 @@ def test_what_was_replaced_is_freed(tmp_path):
     assert eventually(lambda: set(os.listdir("/proc/self/fd")) <= descriptors, 10)
 
 
+def test_a_write_that_the_kernel_cancels_names_the_limit_of_processes(tmp_path):
+    """io_uring gives some writes to threads of the kernel, which count as the user's."""
+    options = EngineOptions(faults=f"fail=1,error={errno.ECANCELED}")
+    with pytest.raises(IoError, match="Operation canceled; the kernel could not start a thread.*ulimit -u"):
+        gdsdata.save({"a": torch.ones(MIB)}, tmp_path / "x.pt", options=options)
+
+
 @pytest.mark.parametrize("name", ["x.pt", "x.safetensors"])
 def test_a_disk_without_room_is_an_error_before_the_first_byte(small_disk, name):
     gdsdata.save({"a": torch.ones(100_000)}, small_disk / name)

@@ -23,6 +23,9 @@ const char* remedy(int system_errno) {
       return "; free space on the file system or choose another";
     case EIO:
       return "; the device reported a failure, see the kernel's log";
+    case ECANCELED:  // io_uring gives requests to a thread of the kernel, which counts as the user's
+      return "; the kernel could not start a thread for it: raise the limit of processes (ulimit -u, or pids.max of "
+             "the container), or choose backend=\"posix\"";
     default:
       return "";
   }
