@@ -23,7 +23,11 @@ import gdsdata
 from gdsdata import AsyncCheckpointer, EngineOptions, GDSDataset
 from gdsdata.checkpoint.background import staging
 from gdsdata.checkpoint.background.checkpoint_folder import LockedFolder
+from gdsdata.checkpoint.background.file_saves import FileSaves
+from gdsdata.checkpoint.background.save_counts import SaveCounts
+from gdsdata.checkpoint.background.saver import Saver
 from gdsdata.checkpoint.background.staging import Staged, pieces
+from gdsdata.checkpoint.threads import DaemonThreads
 from gdsdata.errors import CorruptData, EngineClosed, IoError
 from gdsdata.formats import Records
 
@@ -603,6 +607,53 @@ def test_a_state_that_cannot_be_staged_is_told_at_once_and_only_then(tmp_path, m
         checkpointer.save(3, state).result()
         assert checkpointer.steps() == [1, 3]
     assert {name.split("/")[0] for name in files(tmp_path)} == {"lock", "step-1", "step-3"}
+
+
+def interrupted_behind(call):
+    def interrupted(*arguments):
+        call(*arguments)
+        raise KeyboardInterrupt
+
+    return interrupted
+
+
+def test_ctrl_c_before_a_state_is_staged_ends_that_save_and_nobody_waits_for_it(tmp_path, monkeypatch):
+    checkpointer = AsyncCheckpointer(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(Saver, "submit", interrupted_behind(Saver.submit))
+        with pytest.raises(KeyboardInterrupt):
+            checkpointer.save(1, {"a": torch.ones(5000)})
+    checkpointer.save(2, {"a": torch.ones(5000)}).result(10)
+    checkpointer.close()
+    assert checkpointer.steps() == [2]
+
+
+def test_ctrl_c_before_a_file_is_staged_ends_that_save_and_nobody_waits_for_it(tmp_path, monkeypatch):
+    saves = FileSaves(str(tmp_path), MIB, EngineOptions())
+    with monkeypatch.context() as patched:
+        patched.setattr(SaveCounts, "begin", interrupted_behind(SaveCounts.begin))
+        with pytest.raises(KeyboardInterrupt):
+            saves.save_state({"a": torch.ones(5000)}, str(tmp_path / "1.pt"))
+    saves.save_state({"a": torch.ones(5000)}, str(tmp_path / "2.pt"))
+    saves.close()
+    assert files(tmp_path) == ["2.pt"]
+
+
+def test_a_save_starts_no_thread_that_ctrl_c_could_lose(tmp_path, monkeypatch):
+    checkpointer, saves = AsyncCheckpointer(tmp_path), FileSaves(str(tmp_path), MIB, EngineOptions())
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", interrupted_behind(threading.Thread.start))
+        checkpointer.save(1, {"a": 1})
+        saves.save_state({"a": 1}, str(tmp_path / "1.pt"))
+    checkpointer.close()
+    saves.close()
+
+
+def test_ctrl_c_as_threads_start_leaves_none(monkeypatch):
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(threading.Thread, "start", interrupted_behind(threading.Thread.start))
+        DaemonThreads(2, "interrupted")
+    assert eventually(lambda: all(one.name != "interrupted" for one in threading.enumerate()))
 
 
 @pytest.mark.parametrize("device_staging_bytes", [0, "1GiB"])

@@ -96,7 +96,7 @@ class DaemonThreads:
 
     def __init__(self, count: int, name: str) -> None:
         self._calls: _Calls = queue.SimpleQueue()
-        self.close = weakref.finalize(self, _end, self._calls, count)
+        self.close = weakref.finalize(self, _end, self._calls, count)  # first: Ctrl-C may come as a thread starts
         with refusal_explained():
             for _ in range(count):
                 threading.Thread(target=_make_calls, args=(self._calls,), name=name, daemon=True).start()
@@ -111,8 +111,9 @@ class DaemonThreads:
 def saving_thread() -> ThreadPoolExecutor:
     """Return a thread that saves. The interpreter's end waits for it.
 
-    It starts here. If it started at the first call and could not, the executor would keep the call,
-    and make it when a later one starts the thread.
+    It starts here. If the first call started it and it could not start, the executor would keep the
+    call, and make it when a later one starts the thread. If Ctrl-C came as it starts, the executor
+    would not know it, and `shutdown` would not wait for it.
 
     Raises:
         IoError: no thread can start.

@@ -229,22 +229,23 @@ class AsyncCheckpointer:
             raise
         if not job.is_copied:
             wait(self._stagings)  # they need staging memory, and this state would hold all of it until it is written
-        uploaded, copied = Future[str](), Outcome()
-        ended = self._saver.submit(job, described, uploaded, copied)
-        self._under_way.add(ended)
-        self._counts.begin(step, job.size_bytes, ended)
-        seen = functools.partial(self._under_way.forget, ended)
-        uploaded_there = uploaded if self._uploads else None
-        handle = SaveHandle(step, job.size_bytes, ended, seen, uploaded_there, copied if self._keeps_copies else None)
+        uploaded, copied, ended = Future[str](), Outcome(), Future[str]()
         try:
+            ended = self._saver.submit(job, described, uploaded, copied)
+            self._under_way.add(ended)
+            self._counts.begin(step, job.size_bytes, ended)
             if job.is_copied:
                 self._stagings = [one for one in self._stagings if not one.done()]
                 self._stagings.append(self._stagers.submit(job.stage))
             else:
                 job.stage()
-        except BaseException:  # the caller sees this error now
+        except BaseException as error:  # the caller sees this error now
+            job.abandon(error)
             self._under_way.forget(ended)
             raise
+        seen = functools.partial(self._under_way.forget, ended)
+        uploaded_there = uploaded if self._uploads else None
+        handle = SaveHandle(step, job.size_bytes, ended, seen, uploaded_there, copied if self._keeps_copies else None)
         handle.stall_s = time.perf_counter() - started
         note_checkpoint_stall(handle.stall_s)
         self._counts.stalled(handle.stall_s)

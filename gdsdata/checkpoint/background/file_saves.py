@@ -118,14 +118,16 @@ class FileSaves:
 
     def _save(self, content: SaveContent, path: str, started: float) -> None:
         job = SaveJob(self.step, content, self._staging, Snapshots(0), self._counts)
-        written = self._saver.submit(self._write, job, absolute(path))
-        self._counts.begin(self.step, job.size_bytes, written)
+        begun: list[Future[None]] = []
         try:
+            begun.append(self._saver.submit(self._write, job, absolute(path)))
+            self._counts.begin(self.step, job.size_bytes, begun[0])
             job.stage()
-        except BaseException:
-            wait([written])  # its error is the one that the caller sees now
+        except BaseException as error:
+            job.abandon(error)
+            wait(begun)  # its error is the one that the caller sees now
             raise
-        self._unseen.append(written)
+        self._unseen += begun
         stall_s = time.perf_counter() - started
         note_checkpoint_stall(stall_s)
         self._counts.stalled(stall_s)

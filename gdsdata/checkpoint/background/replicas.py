@@ -181,5 +181,8 @@ class ReplicaJob:
     def stage(self) -> None:
         pass
 
+    def abandon(self, error: BaseException) -> None:
+        pass
+
     def cancel(self) -> None:
         pass

@@ -116,6 +116,14 @@ class SaveJob:
             self._staged.put(None)
             self._may_write.set()
 
+    def abandon(self, error: BaseException) -> None:
+        """End the wait of `write` for the rest of the state. May be called after `stage`, too.
+
+        Ctrl-C may come before `stage` begins, or at any call in it.
+        """
+        self._staged.put(error)
+        self._may_write.set()
+
     def _stage_pieces(self, copied: dict[torch.device, torch.cuda.Event]) -> None:
         self._staging.expect(self._layout.end, self._sources.first_gpu, hurries=not self.is_copied)
         records = self._layout.storages
