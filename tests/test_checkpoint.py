@@ -8,7 +8,9 @@ import os
 import pickle
 import resource
 import struct
+import sys
 import time
+import types
 import zipfile
 import zlib
 from pathlib import Path
@@ -691,3 +693,11 @@ def test_a_cold_load_leaves_no_pages_that_would_keep_large_folios_away(tmp_path)
     assert drop_cache(path)
     gdsdata.load(path)
     assert resident_pages(path) < 20  # its beginning is read, and nothing beside a tensor
+
+
+def test_a_state_is_saved_while_another_thread_imports_dtensors(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.distributed.tensor", types.ModuleType("torch.distributed.tensor"))
+    gdsdata.save({"a": torch.ones(3)}, tmp_path / "a.pt")
+    assert_same(gdsdata.load(tmp_path / "a.pt", into={"a": torch.zeros(3)}), {"a": torch.ones(3)})
+    with gdsdata.AsyncCheckpointer(tmp_path / "run") as checkpointer:
+        checkpointer.save(1, {"a": torch.ones(3)}).result()

@@ -16,7 +16,7 @@ def _dtensor() -> Any:
     Without the import there are no DTensors.
     """
     module = sys.modules.get("torch.distributed.tensor")
-    return None if module is None else module.DTensor
+    return getattr(module, "DTensor", None)  # another thread may be importing it
 
 
 def has_dtensors(tree: Any) -> bool:
