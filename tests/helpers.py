@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import faulthandler
 import gc
+import itertools
 import mmap
 import multiprocessing
 import multiprocessing.connection
@@ -15,6 +16,7 @@ import threading
 import time
 import traceback
 import tracemalloc
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -350,6 +352,33 @@ def few_bytes_of_python(most_bytes: int) -> Iterator[None]:
 def _status_bytes(field: str) -> int:
     (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{field}:"))
     return int(line.split()[1]) * 1024
+
+
+def interrupted_at_call(number: int, context: Callable[[], Any], *modules: types.ModuleType) -> bool:
+    """Enter and leave a context, and raise KeyboardInterrupt in some modules at one of their calls.
+
+    Python handles signals as its own functions begin, and behind calls of others.
+
+    Returns:
+        Whether there are so many calls.
+    """
+    files = {module.__file__ for module in modules}
+    calls = itertools.count(1)
+
+    def interrupt(frame: types.FrameType, event: str, _: Any) -> None:
+        if event in ("call", "c_return") and frame.f_code.co_filename in files and next(calls) == number:
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    sys.setprofile(interrupt)
+    try:
+        with context():
+            pass
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.setprofile(None)
+    return False
 
 
 def reading_threads() -> set[threading.Thread]:

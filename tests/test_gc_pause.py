@@ -1,18 +1,18 @@
 """Python's garbage collector while checkpoints are saved and loaded."""
 
+import contextlib
 import gc
 import json
 import os
 import pickle
 import signal
-import sys
 import threading
 import weakref
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from helpers import eventually
+from helpers import eventually, interrupted_at_call
 
 import gdsdata
 import gdsdata.safetensors
@@ -295,36 +295,16 @@ def test_ctrl_c_at_any_place_leaves_the_collector_on_and_later_pauses_whole(monk
     test_the_collector_is_off_within_and_on_again_after()
 
 
-def interrupted_at_call(number):
-    """Enter and leave a pause, and interrupt the call of this number as it begins.
-
-    Returns:
-        Whether there is such a call.
-    """
-    calls = []
-
-    def interrupt(frame, event, _):
-        if event == "call" and frame.f_code.co_filename == gc_pause.__file__:
-            calls.append(frame.f_code.co_name)
-            if len(calls) == number:
-                sys.setprofile(None)
-                raise KeyboardInterrupt
-
-    sys.setprofile(interrupt)
-    try:
-        with collector_paused(), collector_resumed():
-            pass
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.setprofile(None)
-    return False
+@contextlib.contextmanager
+def paused_and_resumed():
+    with collector_paused(), collector_resumed():
+        yield
 
 
 def test_ctrl_c_as_a_call_begins_leaves_the_collector_on():
     """Python handles a signal that came during a long call as the next call begins."""
     number = 1
-    while interrupted_at_call(number):
+    while interrupted_at_call(number, paused_and_resumed, gc_pause):
         gc.collect()  # a block whose end was interrupted ends here
         assert collects(), f"call {number}"
         test_the_collector_is_off_within_and_on_again_after()

@@ -24,6 +24,7 @@ from helpers import (
     exit_code_of_fork,
     grouped,
     in_new_process,
+    interrupted_at_call,
     require_direct,
     run_script,
     start_script,
@@ -34,6 +35,8 @@ from helpers import (
 from gdsdata import EngineOptions, GDSDataset, read_tensor, write_tensor
 from gdsdata.errors import EngineClosed, GdsdataError
 from gdsdata.formats import Records
+from gdsdata.storage import fork_safe
+from gdsdata.storage.fork_safe import ForkSafeLock
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
 
@@ -744,3 +747,19 @@ print(begins, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 def test_a_child_that_is_forked_while_a_thread_shares_a_tensor_can_share_others():
     assert run_script(FORKS_DURING_A_SHARING) == (0, "True 3\n", "")
+
+
+@pytest.mark.parametrize("make", [threading.Lock, threading.RLock])
+def test_ctrl_c_as_a_lock_is_taken_or_released_leaves_it_free_and_so_does_a_fork(make):
+    lock, number = ForkSafeLock(make), 1
+
+    def is_free():
+        with ThreadPoolExecutor(1) as other:  # the owner of an RLock may take it again
+            return other.submit(lock.acquire, False).result()
+
+    while interrupted_at_call(number, lambda: lock, fork_safe):
+        number += 1
+    with lock:
+        assert not is_free()
+        assert exit_code_of_fork(lambda: is_free() or 1 / 0) == 0
+    assert is_free()

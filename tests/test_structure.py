@@ -377,7 +377,17 @@ def test_distinct_numbers_are_found_without_the_import_of_masked_arrays():
 # --- private parts of torch -------------------------------------------------------------------------------------------
 
 # Names of Python's standard library.
-PYTHONS_OWN = {"_asdict", "_exit", "_fields", "_getframe", "_make", "_register_atexit", "_replace", "_state"}
+PYTHONS_OWN = {
+    "_asdict",
+    "_at_fork_reinit",
+    "_exit",
+    "_fields",
+    "_getframe",
+    "_make",
+    "_register_atexit",
+    "_replace",
+    "_state",
+}
 
 
 def own_names(tree):

@@ -6,53 +6,33 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Generic, TypeVar, overload
 
 T = TypeVar("T")
 
 
-class ForkSafeLock:
-    """A lock that is free in a child process, whatever thread of the parent held it.
+def ForkSafeLock(make: Callable[[], Any] = threading.Lock) -> Any:
+    """Return a lock that is free in a child process, whatever thread of the parent held it.
 
     A DataLoader forks its workers while threads of the parent ask for access to objects.
+
+    It is Python's own lock. Ctrl-C during methods of a class around it could leave it locked.
 
     Args:
         make: makes the lock. `threading.RLock` is for what a signal handler may need while the code
             that it interrupts has the lock.
     """
-
-    def __init__(self, make: Callable[[], Any] = threading.Lock) -> None:
-        self._make, self._lock = make, make()
-        _locks.add(self)
-
-    def acquire(self, blocking: bool = True) -> bool:
-        """Acquire the lock. Returns false if it is held and ``blocking`` is false."""
-        return bool(self._lock.acquire(blocking))
-
-    def release(self) -> None:
-        """Release the lock."""
-        self._lock.release()
-
-    def renew(self) -> None:
-        """Be a free lock, in a new process."""
-        self._lock = self._make()
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._lock.release()
+    lock = make()
+    _locks.add(lock)
+    return lock
 
 
-_locks: weakref.WeakSet[ForkSafeLock] = weakref.WeakSet()
+_locks: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def _renew_all() -> None:
     for lock in list(_locks):
-        lock.renew()
+        lock._at_fork_reinit()  # as the standard library does with its own
 
 
 os.register_at_fork(after_in_child=_renew_all)
