@@ -639,6 +639,22 @@ def test_the_state_of_a_model_is_written_by_gdsdata(tmp_path, monkeypatch):
     assert torch.equal(stock.load_file(tmp_path / "a")["weight"], model.weight)
 
 
+def test_a_loop_over_a_file_goes_on_after_ctrl_c(tmp_path, monkeypatch):
+    stock.save_file({f"{i:02}": torch.full((1000,), i) for i in range(20)}, tmp_path / "a")
+    monkeypatch.setattr(read_ahead, "_SHORT_BYTES", 0)  # the engine reads all of them
+
+    def interrupt(reader):
+        reader.cancel()
+        raise KeyboardInterrupt
+
+    with ours.safe_open(tmp_path / "a", "pt") as file:
+        assert [int(file.get_tensor(f"{i:02}")[0]) for i in range(2)] == [0, 1]
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(tensor_reader.TensorReader, "_run", interrupt)
+            file.get_tensor("02")
+        assert [int(file.get_tensor(f"{i:02}")[0]) for i in range(3, 20)] == [*range(3, 20)]
+
+
 def test_a_forked_child_goes_on_with_a_file_that_its_parent_reads_ahead(tmp_path, monkeypatch):
     tensors = {f"{i:02}": torch.full((1000,), i) for i in range(20)}
     stock.save_file(tensors, tmp_path / "a")
