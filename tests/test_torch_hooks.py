@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import fractions
+import gc
 import hashlib
 import io
 import os
@@ -15,7 +16,8 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from helpers import run_script
+from helpers import interrupted_at_call, run_script
+from safetensors import torch as stock_safetensors
 from test_checkpoint import DEVICES, assert_same, awkward, trained
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.serialization import config
@@ -24,6 +26,7 @@ import gdsdata
 from gdsdata.checkpoint import hooks
 from gdsdata.checkpoint.dcp.storage_writer import GDSStorageWriter
 from gdsdata.checkpoint.hooks_report import COUNTS
+from gdsdata.io import engine
 
 pytestmark = [
     pytest.mark.usefixtures("quick_programs"),
@@ -76,6 +79,32 @@ def test_hooks_are_there_within_and_gone_behind_whatever_happens():
         assert hooks.are_installed() and replaced() != before
         raise KeyError
     assert replaced() == before and not hooks.are_installed()
+
+
+def test_ctrl_c_at_any_call_of_the_hooks_leaves_torch_as_it_was():
+    before, number = replaced(), 1
+    while interrupted_at_call(number, gdsdata.torch_hooks, hooks):
+        gc.collect()  # a block whose end was interrupted ends here
+        assert replaced() == before and not hooks.are_installed(), f"call {number}"
+        number += 1
+    assert number > 30
+
+
+@pytest.mark.parametrize("interrupted", [1, 2])  # while names are replaced, or while they are restored
+def test_ctrl_c_while_names_are_replaced_leaves_those_of_safetensors(monkeypatch, interrupted):
+    before, calls, find_names = dict(vars(stock_safetensors)), [], engine.find_names
+
+    def find(*arguments):
+        found = find_names(*arguments)
+        calls.append(found)
+        if len(calls) == interrupted:
+            raise KeyboardInterrupt
+        return found
+
+    monkeypatch.setattr(engine, "find_names", find)
+    with pytest.raises(KeyboardInterrupt), gdsdata.torch_hooks(safetensors=True):
+        pass
+    assert vars(stock_safetensors) == before and not hooks.are_installed()
 
 
 def test_what_is_not_allowed_with_torch_is_not_allowed_with_hooks(tmp_path):

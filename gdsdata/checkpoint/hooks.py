@@ -13,7 +13,7 @@ from gdsdata.checkpoint.hooks_report import COUNTS, HooksReport, Snapshot
 from gdsdata.storage.fork_safe import ForkSafeLock
 
 _changing = ForkSafeLock()  # guards what follows, and the functions of torch that are replaced
-_users = 0
+_users: set[Hooks] = set()
 _replaced: list[tuple[Any, str, Any]] = []  # the module or class, the name in it, and torch's own function
 
 
@@ -33,7 +33,7 @@ class Hooks:
         return (self._end or COUNTS.snapshot()).since(self._begin)
 
     def _close(self) -> None:
-        self._end = COUNTS.snapshot()
+        self._end = self._end or COUNTS.snapshot()
 
 
 @contextlib.contextmanager
@@ -82,22 +82,30 @@ def torch_hooks(*, safetensors: bool = False) -> Iterator[Hooks]:
 
     Stream semantics: as `gdsdata.save` and `gdsdata.load`.
     """
-    with contextlib.ExitStack() as hooked:
-        if safetensors:
-            hooked.enter_context(_safetensors().installed())
-        _begin()
-        hooked.callback(_end)
+    with _safetensors().installed() if safetensors else contextlib.nullcontext():
         hooks = Hooks()
-        hooked.callback(hooks._close)
-        yield hooks
+        try:
+            _begin(hooks)
+            yield hooks
+        finally:
+            try:
+                _end(hooks)
+            except BaseException:  # Ctrl-C may come as the call begins, or at any call in it
+                _end(hooks)
+                raise
 
 
 def install_torch_hooks(*, safetensors: bool = False) -> Hooks:
     """Install `torch_hooks` for the rest of the program, and return what reports of them."""
-    _begin()
+    hooks = Hooks()
+    try:
+        _begin(hooks)
+    except BaseException:
+        _end(hooks)
+        raise
     if safetensors:
         _safetensors().install()
-    return Hooks()
+    return hooks
 
 
 def _safetensors() -> Any:
@@ -108,24 +116,26 @@ def _safetensors() -> Any:
 
 def are_installed() -> bool:
     """Return whether torch's functions are replaced in this process now."""
-    return _users > 0
+    return bool(_users)
 
 
-def _begin() -> None:
-    global _users
+def _begin(hooks: Hooks) -> None:
+    """Replace torch's functions, if nobody has. If this raises, `_end` restores them."""
     with _changing:
-        for owner, name, instead in _replacements() if _users == 0 else ():  # it may raise
+        _users.add(hooks)
+        for owner, name, instead in () if _replaced else _replacements():  # it may raise
             _replaced.append((owner, name, vars(owner)[name]))
             setattr(owner, name, instead)
-        _users += 1
 
 
-def _end() -> None:
-    global _users
+def _end(hooks: Hooks) -> None:
+    """Restore torch's functions, if nobody else uses the hooks. May be called again."""
     with _changing:
-        _users -= 1
-        while _users == 0 and _replaced:
-            setattr(*_replaced.pop())
+        hooks._close()
+        _users.discard(hooks)
+        while not _users and _replaced:
+            setattr(*_replaced[-1])
+            _replaced.pop()
 
 
 def _replacements() -> list[tuple[Any, str, Any]]:

@@ -91,9 +91,14 @@ def install() -> None:
     global _users
     its = stock("install")
     with _changing:
+        if _users == 0:
+            ours = [(its.safe_open, CountedOpen), (its.load_file, _load_file), (its.save_file, _save_file)]
+            try:
+                _replace(ours)
+            except BaseException:  # such as Ctrl-C
+                _replace([(new, old) for old, new in ours])
+                raise
         _users += 1
-        if _users == 1:
-            _replace([(its.safe_open, CountedOpen), (its.load_file, _load_file), (its.save_file, _save_file)])
 
 
 def uninstall() -> None:
@@ -105,7 +110,12 @@ def uninstall() -> None:
             raise RuntimeError("uninstall() without an install() before")
         _users -= 1
         if _users == 0:
-            _replace([(CountedOpen, its.safe_open), (_load_file, its.load_file), (_save_file, its.save_file)])
+            theirs = [(CountedOpen, its.safe_open), (_load_file, its.load_file), (_save_file, its.save_file)]
+            try:
+                _replace(theirs)
+            except BaseException:
+                _replace(theirs)
+                raise
 
 
 @contextlib.contextmanager
