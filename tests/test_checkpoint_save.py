@@ -29,6 +29,7 @@ from gdsdata.checkpoint.open_file import OpenFile
 from gdsdata.checkpoint.torch_zip import zip_layout
 from gdsdata.checkpoint.torch_zip.archive import open_archive
 from gdsdata.errors import IoError
+from gdsdata.formats.parsers import safetensors_header
 from gdsdata.io.engine import kept_engine
 
 pytestmark = [
@@ -216,6 +217,16 @@ def test_what_safetensors_cannot_say_is_refused_and_the_other_format_offered(tmp
 
 
 # ------------------------------------------------------------------------------------------------ the old and the new
+
+
+def test_a_header_that_no_reader_accepts_is_refused_before_the_old_file_is_replaced(tmp_path, monkeypatch):
+    monkeypatch.setattr(safetensors_header, "LONGEST_HEADER_BYTES", 8192)
+    path, state = tmp_path / "x.safetensors", {f"layer.{i}": torch.tensor([float(i)]) for i in range(40)}
+    gdsdata.save(state, path)
+    many = {f"layer.{i}": torch.tensor([float(i)]) for i in range(100)}
+    with pytest.raises(ValueError, match=r"x\.safetensors: .* of 100 tensors .* accept 8192: save them to a \.pt file"):
+        gdsdata.save(many, path)
+    assert gdsdata.load(path, verify=True) == state
 
 
 @pytest.mark.parametrize("name", ["x.pt", "x.safetensors"])

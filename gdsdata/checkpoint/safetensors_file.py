@@ -43,7 +43,7 @@ def save(tensors: Mapping[str, torch.Tensor], path: str, options: EngineOptions)
 
     Raises:
         ValueError: the format cannot express a value: it is no plain tensor, is complex128, or
-            shares memory with another one.
+            shares memory with another one. Or the header is longer than readers accept.
         IoError: the file cannot be written, or the disk is full.
     """
     _check(tensors)
@@ -58,6 +58,12 @@ def save(tensors: Mapping[str, torch.Tensor], path: str, options: EngineOptions)
 
     longest = len(header([2**32 - 1] * len(names)))
     data_begin = -(-(LENGTH_BYTES + longest) // _PAGE_BYTES) * _PAGE_BYTES
+    if data_begin - LENGTH_BYTES > safetensors_header.LONGEST_HEADER_BYTES:
+        raise ValueError(
+            f"{path}: the names and checksums of {len(names)} tensors make a header of {data_begin - LENGTH_BYTES} "
+            f"bytes, and readers of safetensors files accept {safetensors_header.LONGEST_HEADER_BYTES}: save them to a "
+            ".pt file, or without checksums by gdsdata.safetensors.save_file"
+        )
     write([tensors[name] for name in names], path, data_begin, header, options)
 
 
