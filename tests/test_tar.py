@@ -14,7 +14,7 @@ import time
 
 import numpy as np
 import pytest
-from helpers import drop_cache, random_bytes, resident_pages, warm_cache
+from helpers import MIB, drop_cache, few_bytes_of_python, random_bytes, resident_pages, warm_cache
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -628,6 +628,17 @@ class TestIndexCache:
         other = shard(tmp_path / "a.tar", [("9.x", b"9")])
         for _ in range(2):
             assert read(Tar().index([path]))[0] == {"x": b"0"} and read(Tar().index([other])) == [{"x": b"9"}]
+
+    def test_the_kept_index_of_a_tar_of_a_terabyte_takes_few_bytes(self, tmp_path, passes):
+        member = tarfile.TarInfo("0.x")
+        member.size = 10**12
+        path = tmp_path / "large.tar"
+        path.write_bytes(member.tobuf(tarfile.GNU_FORMAT))
+        os.truncate(path, 512 + -(-member.size // 512) * 512 + 1024)
+        for _ in range(2):
+            with few_bytes_of_python(MIB):
+                assert Tar().index([str(path)]).plan(np.array([0])).lengths.tolist() == [10**12]
+        assert len(passes) == 1
 
     def test_a_damaged_index_is_made_again(self, tmp_path, path, passes):
         Tar(index_cache="beside").index([path])
