@@ -158,6 +158,14 @@ class TestZip:
         (batch,) = batches_of(write(tmp_path / "a.npz", **arrays), Npz())
         assert [int(batch[name][0, 0]) for name in arrays] == list(range(300))
 
+    def test_a_directory_of_more_than_64_mib_is_read(self, tmp_path):
+        with zipfile.ZipFile(tmp_path / "a.npz", "w") as file:
+            for i in range(1040):
+                member = zipfile.ZipInfo(f"{i}.npy")
+                member.comment = b"c" * 0xFFFF
+                file.writestr(member, npy(np.array([i])))
+        assert len(Npz().index([str(tmp_path / "a.npz")]).fields) == 1040
+
     @pytest.mark.parametrize("limit", ["ZIP64_LIMIT", "ZIP_FILECOUNT_LIMIT"])
     def test_a_directory_of_64_bits_is_read(self, tmp_path, monkeypatch, limit):
         monkeypatch.setattr(zipfile, limit, 1)

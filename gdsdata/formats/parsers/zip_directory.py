@@ -35,8 +35,9 @@ LOCAL_STAMP_AT, ENTRY_STAMP_AT, STAMP_BYTES = 10, 12, 8
 # without one.
 LONGEST_END_BYTES = _END64.size + _LOCATOR64.size + _END.size + 0xFFFF
 USUAL_END_BYTES = 1024
-# A directory of some hundred thousand members; a length that lies must not become memory.
-_LONGEST_DIRECTORY_BYTES = 64 * 2**20
+# A directory of some million members with long names, as torch writes them; a length that lies must
+# not become memory.
+_LONGEST_DIRECTORY_BYTES = 2**28
 _ENCRYPTED, _NAME_IS_UTF8 = 1, 1 << 11
 _STORED = 0
 _METHODS = {8: "deflated", 12: "bzip2", 14: "LZMA", 93: "zstd"}
