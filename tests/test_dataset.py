@@ -560,6 +560,7 @@ def test_device_none_is_cuda_only_where_there_is_one(tmp_path, records, monkeypa
     [
         (dict(batch_size=0), "batch_size=0: a batch has at least one sample"),
         (dict(prefetch=0), "prefetch=0: at least one batch has to be in flight"),
+        (dict(prefetch=2**31), "prefetch=2147483648: at most 65536 batches are read ahead: use fewer"),
         (dict(rank=0), "rank=0 and world_size=None: give both or neither"),
         (dict(world_size=2), "rank=None and world_size=2: give both or neither"),
         (dict(rank=2, world_size=2), "rank=2 is not in range(world_size=2)"),

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gdsdata.decoders import Decoder, Image
     from gdsdata.storage.settings import RemoteSettings
 
+_LARGEST_PREFETCH = 2**16  # a slot takes 0.8 KiB, whatever its batch takes
 _NO_WORKERS = "leave it out, because the engine's threads read ahead without worker processes"
 _NO_SAMPLERS = "leave it out. shuffle= and seed= choose the order, split= a part of the samples, and ranks share them"
 _ON_DEVICE = "leave it out, because batches are on device= when they come"
@@ -125,6 +126,8 @@ def check_values(fields: Fields, reading: Reading, device: torch.device, on_erro
     residency, ragged = reading.residency, fields.ragged
     if reading.prefetch < 1:
         raise ValueError(f"prefetch={reading.prefetch}: at least one batch has to be in flight")
+    if reading.prefetch > _LARGEST_PREFETCH:
+        raise ValueError(f"prefetch={reading.prefetch}: at most {_LARGEST_PREFETCH} batches are read ahead: use fewer")
     if residency not in (None, "pinned"):
         raise ValueError(f'residency={residency!r} must be None or "pinned"')
     if residency is not None and device.type != "cuda":
