@@ -81,9 +81,9 @@ class Reading(NamedTuple):
 
     Attributes:
         options: of the engine. None: `gdsdata.EngineOptions` with its defaults.
-        prefetch: batches in flight or ready ahead of the consumer, at most 65,536. For a GPU, batches
-            of less than 32 MiB come as many at a time as fit into that, and then it counts these
-            groups. Such a batch is a view: to keep a few of many, keep a ``clone()``.
+        prefetch: batches in flight or ready ahead of the consumer, at most 65,536. For a GPU,
+            batches of less than 32 MiB come as many at a time as fit into that, and then it counts
+            these groups. Such a batch is a view: to keep a few of many, keep a ``clone()``.
         zero_copy: on a GPU, hand out the ring's own memory if the batch needs no cast. This saves a
             copy on the device (a fortieth of the link's time). Such a batch belongs to the stream
             that was current when it came: drop it only when all its uses have been queued on that

@@ -90,7 +90,8 @@ def kept_members(kept_at: str | None, size_bytes: int, mtime_ns: int) -> Members
         return None
     try:
         with open(kept_at, "rb", opener=regular) as file:
-            # A member takes more of its tar than of its index. `read` allocates what it is asked for.
+            # A member takes more of its tar than of its index. `read` allocates what it is asked
+            # for.
             most_bytes = min(_KEPT.size + size_bytes, os.fstat(file.fileno()).st_size)
             return unpack_members(file.read(most_bytes), size_bytes, mtime_ns)
     except OSError:
