@@ -36,6 +36,14 @@ def test_a_negative_option_is_refused_by_its_name(name):
         EngineOptions(**{name: -1})
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("bounce_bytes", 2**64 - 1), ("coalesce_gap_bytes", 2**64), ("stall_timeout_s", 10**40)]
+)
+def test_an_option_beyond_all_counting_is_refused_by_its_name(name, value):
+    with pytest.raises(ValueError, match=f"EngineOptions\\({name}=[0-9]+\\) is more than 2\\*\\*62: give less"):
+        EngineOptions(**{name: value})
+
+
 def test_a_time_that_is_no_number_is_refused():
     with pytest.raises(ValueError, match="stall_timeout_s=nan.*give 0 or more"):
         EngineOptions(stall_timeout_s=float("nan"))

@@ -13,6 +13,7 @@ _KINDS: dict[type, tuple[Any, str]] = {  # by the type of an option's default
     float: (numbers.Real, "a number"),
 }
 MIB = 2**20
+_LARGEST = 2**62  # so that sums of options do not exceed 64 bits
 # A worker fills one segment, copies one, and waits for one: staging memory holds so many.
 STAGED_SEGMENTS = 3
 # Staging memory of a worker, of one process on a machine and of several
@@ -94,6 +95,8 @@ class EngineOptions:
                 raise TypeError(f"EngineOptions({shown}) is of type {type(value).__name__}: give {remedy}")
             if not isinstance(value, (str, bool)) and not value >= 0:
                 raise ValueError(f"EngineOptions({field.name}={value}) must not be negative: give 0 or more")
+            if isinstance(value, numbers.Integral) and int(value) > _LARGEST:
+                raise ValueError(f"EngineOptions({field.name}={value}) is more than 2**62: give less")
 
     def __repr__(self) -> str:
         """Show only the options that differ from their defaults."""
