@@ -220,6 +220,15 @@ def test_several_saves_may_be_under_way(tmp_path):
         assert AsyncCheckpointer(tmp_path).restore(state, step) == step and state["a"].eq(step).all()
 
 
+def test_a_step_that_is_a_time_in_ns_is_found_again(tmp_path):
+    with AsyncCheckpointer(tmp_path) as checkpointer:
+        for step in (1_700_000_000_000_000_000, 10**19 - 1):
+            checkpointer.save(step, {"a": torch.ones(3)})
+    for step in (None, 1_700_000_000_000_000_000):
+        state = {"a": torch.zeros(3)}
+        assert AsyncCheckpointer(tmp_path).restore(state, step) == (step or 10**19 - 1) and state["a"].eq(1).all()
+
+
 def test_arguments_out_of_range_are_told(tmp_path):
     for name, value in {"keep_last": 0, "keep_every": 0, "staging_bytes": 0, "device_staging_bytes": -1}.items():
         with pytest.raises(ValueError, match=f"{name}={value}"):

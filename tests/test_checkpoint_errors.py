@@ -290,6 +290,7 @@ def test_a_damaged_file_of_a_step_is_an_error_with_its_path_and_a_remedy(checkpo
         (4.0, STATE, TypeError, "step=4.0 is of type float: give a whole number"),
         (None, STATE, TypeError, "step=None is of type NoneType: give a whole number"),
         (-1, STATE, ValueError, "step=-1 must be 0 or more"),
+        (10**19, STATE, ValueError, "step=10000000000000000000 is more than 9{19}: give a smaller one"),
         (4, {"model": {"hook": lambda: 0}}, UNPICKLABLE, r"model\.hook, of type function, cannot be saved"),
         (4, {"lock": threading.Lock()}, TypeError, "lock, of type lock, cannot be saved: .* Leave it out"),
     ],

@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from gdsdata.checkpoint.background.manifest import LARGEST_STEP
 from gdsdata.checkpoint.urls import is_url, local_folder
 from gdsdata.storage.paths import absolute
 
@@ -46,6 +47,19 @@ def whole_number(name: str, value: Any, least: int) -> int:
         raise TypeError(f"{name}={value!r:.100} is of type {type(value).__name__}: give a whole number") from None
     if number < least:
         raise ValueError(f"{name}={number} must be {least} or more")
+    return number
+
+
+def step_number(step: Any) -> int:
+    """Return the step of a save as an int.
+
+    Raises:
+        TypeError: it is no whole number.
+        ValueError: it is negative, or longer than the names of folders that are found again.
+    """
+    number = whole_number("step", step, 0)
+    if number > LARGEST_STEP:
+        raise ValueError(f"step={number} is more than {LARGEST_STEP}: give a smaller one")
     return number
 
 

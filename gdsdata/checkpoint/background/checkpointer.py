@@ -19,6 +19,7 @@ from gdsdata.checkpoint.background.arguments import (
     peers_of,
     same_on_all,
     size_in_bytes,
+    step_number,
     upload_url,
     whole_number,
 )
@@ -190,7 +191,7 @@ class AsyncCheckpointer:
         neither, and nor does a rank whose replica saves.
 
         Args:
-            step: of the training: a number of 0 or more.
+            step: of the training: a number of 0 or more, of at most 19 digits.
             state: by name: objects that have a ``state_dict``, or plain values as `torch.save`
                 takes them.
 
@@ -213,7 +214,7 @@ class AsyncCheckpointer:
         self._preparation.end()  # what it needs is known now
         try:
             self._check_open()
-            step = whole_number("step", step, 0)
+            step = step_number(step)
             check_state(state, Mapping)
             whole = {name: state_of(one) for name, one in state.items()}
             described = Described(whole if self._replicas.is_used else {})

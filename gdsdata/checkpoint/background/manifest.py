@@ -19,7 +19,8 @@ RANK_FILE = r"rank-[0-9]+-[0-9a-f]{8}\.pt"
 _FORMAT = 1
 # A file of a rank has some 80 bytes of it.
 LONGEST_BYTES = 2**26
-_MOST_DIGITS = 18  # of a step
+_MOST_DIGITS = 19  # of a step, as time.time_ns() has
+LARGEST_STEP = 10**_MOST_DIGITS - 1
 _STEP_FOLDER = re.compile(r"step-(0|[1-9][0-9]*)")
 _RANK_FILE = re.compile(RANK_FILE)
 
