@@ -218,3 +218,12 @@ def test_every_part_of_an_index_that_tells_of_samples_counts():
     }
     assert len(found) == 1 + len(others)
     assert identity_of(replace(base, mtime_ns=one * 7), None, Split()) == identity_of(base, None, Split())
+
+
+def test_a_state_of_older_versions_is_of_the_same_data():
+    """The number is of a version whose fields had no units."""
+    one = np.ones(1, np.int64)
+    places = extents([[1, 2], [3, 4]], [[1, 1], [1, 1]])
+    times = Field("t", np.dtype("<i8"), (), units=(("t", "us"),))
+    index = FieldIndex(["/a"], one, one, np.array([0, 2]), (Field("x"), times), places)
+    assert identity_of(index, None, Split())["index"] == "8e30eeec765820ab"

@@ -150,13 +150,17 @@ def _attributes_of(part: SampleIndex | Extents) -> Iterator[bytes | np.ndarray]:
 
 
 def _spelled(value: object) -> str:
-    """Spell a sample or fields alike on every machine and with every version of numpy."""
+    """Spell a sample or fields alike on every machine and with every version of numpy.
+
+    Attributes that are not compared are left out. Older versions did not have them.
+    """
     if isinstance(value, np.dtype):
         return value.str
     if isinstance(value, tuple):
         return f"({','.join(map(_spelled, value))})"
     if is_dataclass(value):
-        return f"{{{','.join(f'{field.name}={_spelled(getattr(value, field.name))}' for field in fields(value))}}}"
+        compared_ones = (field.name for field in fields(value) if field.compare)
+        return f"{{{','.join(f'{name}={_spelled(getattr(value, name))}' for name in compared_ones)}}}"
     return str(value)
 
 
