@@ -643,6 +643,8 @@ def test_own_path_is_read_and_recognised(tmp_path, capsys):
         ("case=io case.io_bytes=4096", "gdsdata.bench: case.io_bytes=4096: a list is due: case.io_bytes=[4096]"),
         ("case.epochs=many", "'many' of type 'str' could not be converted to Integer"),
         ("case.epochs=0", "gdsdata.bench: case.epochs=0: must be more than 0"),
+        ("case.run_seconds=nan", "gdsdata.bench: case.run_seconds=nan: must be a finite number"),
+        ("case.limit_seconds=inf", "gdsdata.bench: case.limit_seconds=inf: must be a finite number"),
         ("case.rows=[nmpy]", "there is no row 'nmpy'; there are gdsdata"),
         ("case.name=load", "case.name=load: choose a case by its group, case=load"),
         ("data.files=[0]", "data.files=0: must be from 1 to 65536"),

@@ -1,6 +1,7 @@
 """The base of every case's settings: a dataclass whose fields have help texts and checks."""
 
 import json
+import math
 import re
 from dataclasses import dataclass, field, fields
 from typing import ClassVar
@@ -44,6 +45,8 @@ def check_field(name, value, metadata):
     is_amount = isinstance(value, int | float) and not isinstance(value, bool) and not name.endswith("seed")
     if is_amount and (value < 0 or value == 0 and not may_be_0):
         raise ValueError(f"{name}={value}: must be {'0 or more' if may_be_0 else 'more than 0'}")
+    if is_amount and not math.isfinite(value):
+        raise ValueError(f"{name}={value}: must be a finite number")
     for one in values:
         if choices:
             one_of(name, one, choices)
