@@ -60,6 +60,7 @@ def test_an_access_is_signed_for_as_long_as_the_keys_live(serve):
         (s3, "s3", "bucket", {"endpont_url": "x"}, "no option 'endpont_url': it has endpoint_url, region"),
         (s3, "s3", "bucket", {"region": 5}, "region of s3 is a int, but should be a str"),
         (s3, "s3", "bucket", {"endpoint_url": "h:9"}, "an endpoint is written as"),
+        (s3, "s3", "bucket", {"endpoint_url": "http://[::1"}, "endpoint_url='http://[::1': an endpoint is written as"),
         (s3, "s3", "bucket", {"endpoint_url": "http://u:p@h"}, "endpoint_url='h'"),
         (s3, "s3", "bucket", {"endpoint_url": "http://h:99999"}, "the port"),
         (s3, "s3", "bucket", {"addressing": "dns"}, "choose 'auto', 'path' or 'virtual'"),
@@ -69,6 +70,7 @@ def test_an_access_is_signed_for_as_long_as_the_keys_live(serve):
         (azure, "az", "container", {}, "AZURE_STORAGE_ACCOUNT"),
         (azure, "az", "container@evil/", {}, "small letters"),
         (web, "https", "user:word@host", {}, "pass headers="),
+        (web, "https", "[::1", {}, "https://[::1: the host cannot be one: Invalid IPv6 URL. Check the URL"),
     ],
 )
 def test_wrong_options_are_refused(serve, monkeypatch, module, scheme, bucket, options, match):

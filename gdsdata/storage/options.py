@@ -27,10 +27,14 @@ def checked_endpoint(url: str, source: str) -> str:
     Raises:
         ValueError: it is no http(s) URL, or has a user, a query or a fragment.
     """
-    parts = urlsplit(url)
+    shown = url.partition("?")[0].rpartition("@")[2]
+    wrong = ValueError(f"{source}={shown!r}: an endpoint is written as https://host or https://host:port")
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise wrong from None
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment or "@" in url:
-        shown = url.partition("?")[0].rpartition("@")[2]
-        raise ValueError(f"{source}={shown!r}: an endpoint is written as https://host or https://host:port")
+        raise wrong
     try:
         _ = parts.port
     except ValueError:

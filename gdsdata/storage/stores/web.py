@@ -37,6 +37,11 @@ def make(bucket: str, scheme: str, options: Mapping[str, Any]) -> WebStore:
     if "@" in bucket:
         shown = bucket.rpartition("@")[2]
         raise ValueError(f"{scheme}://{shown}: has a user in the URL: pass headers={{'Authorization': ...}} instead")
+    try:
+        urlsplit(f"{scheme}://{bucket}")
+    except ValueError as error:
+        shown = bucket.partition("?")[0]
+        raise ValueError(f"{scheme}://{shown}: the host cannot be one: {error}. Check the URL") from None
     headers = {str(name): str(value) for name, value in (options.get("headers") or {}).items()}
     return WebStore(bucket, scheme, headers, credentials.given(options.get("credentials"), [Token], scheme))
 
