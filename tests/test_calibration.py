@@ -211,12 +211,16 @@ def test_what_was_looked_up_may_be_forgotten_meanwhile(data, monkeypatch):
 
 @pytest.mark.parametrize(
     "content",
-    ["", "[]", '{"version": 1}', '{"version": 1, "calibrations": 3}', '{"version": 1, "calibrations": {"a": 1}}'],
+    [
+        *("", "[]", '{"version": 1}', '{"version": 1, "calibrations": 3}', '{"version": 1, "calibrations": {"a": 1}}'),
+        '{"version": 1, "calibrations": {"a GPU": {"workers": "4"}}, "given_up": {"a GPU": "today"}}',
+        '{"version": 1, "calibrations": {"a GPU": {"segment_bytes": -1}}, "given_up": {"a GPU": null}}',
+    ],
 )
 def test_a_file_of_anything_is_no_calibration(data, content):
     calibration_file.cache_folder().mkdir(parents=True)
     calibration_file.cache_path().write_text(content)
-    assert calibration.load() == {}
+    assert calibration.load() == {} and not calibration.given_up_lately("a GPU")
     calibration._keep("a GPU", FOUND)
     assert calibration.load()["a GPU"] == FOUND
 

@@ -297,8 +297,10 @@ def load() -> dict[str, Calibration]:
     """Return the kept calibrations that can be read, by device and file system."""
     found = {}
     for key, fields in kept_entries().get("calibrations", {}).items():
-        with contextlib.suppress(TypeError):
-            found[key] = Calibration(**fields)
+        with contextlib.suppress(TypeError, ValueError):
+            kept = Calibration(**fields)
+            EngineOptions(workers=kept.workers, queue_depth=kept.queue_depth, segment_bytes=kept.segment_bytes)
+            found[key] = kept
     return found
 
 
@@ -314,7 +316,8 @@ def _keep_given_up(key: str) -> None:
 def given_up_lately(place: str) -> bool:
     """Return whether a constructor got no result within the last day, so that none measures now."""
     # One in the future is of a clock that was wrong.
-    return 0 <= time.time() - kept_entries().get("given_up", {}).get(place, 0) < _RETRY_S
+    when = kept_entries().get("given_up", {}).get(place, 0)
+    return isinstance(when, (int, float)) and 0 <= time.time() - when < _RETRY_S
 
 
 def place_of(path: str, device: torch.device) -> str:
