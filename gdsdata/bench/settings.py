@@ -37,7 +37,7 @@ class DataSettings:
     )
     dtype: str = setting(
         "uint16",
-        "tokens: dtype of the file",
+        "tokens: dtype of your own file; made ones are uint16",
         choices=("uint8", "int8", "uint16", "int16", "uint32", "int32", "int64"),
     )
     seq_len: int = setting(1024, "tokens: a sample is seq_len + 1 tokens")
@@ -84,6 +84,8 @@ def check(settings):
     if not data.shape or any(side < 1 for side in data.shape):
         raise ValueError(f"data.shape={list(data.shape)}: every side must be 1 or more")
     case.check_all(data)
+    if data.dtype != "uint16" and not data.path:
+        raise ValueError(f"data.dtype={data.dtype}: made tokens are uint16; it is for your own file, data.path=")
     device.check(settings.device.name)
     options = EngineOptions(**settings.engine or {})  # refuses numbers that are negative
     one_of("engine.backend", options.backend, ["auto", "uring", "posix", "cufile"])
