@@ -650,6 +650,7 @@ def test_own_path_is_read_and_recognised(tmp_path, capsys):
         ("data.files=[0]", "data.files=0: must be from 1 to 65536"),
         ("data=npy data.files=[2]", "data.files=[2]: it splits made tokens, not npy, whose files follow from"),
         ("data=tokens data.dtype=int64", "data.dtype=int64: made tokens are uint16; it is for"),
+        ("case.cache=[warm,warm]", "case.cache=['warm', 'warm']: name at least one, and none twice"),
         ("device.name=gpu", "device.name=gpu: use cpu, cuda or cuda:N"),
         ("device.name=cuda:99", "gdsdata.bench: device.name=cuda:99: "),
         ("engine.workers=-1", "gdsdata.bench: EngineOptions(workers=-1) must not be negative"),

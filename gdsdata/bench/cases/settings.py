@@ -25,8 +25,8 @@ def setting(default, help_text, choices=(), within=None, distinct=False, may_be_
 
 
 def some_of(choices, help_text):
-    """A list of some of these choices: all, unless it is set."""
-    return setting(choices, help_text, choices=choices)
+    """A list of some of these choices, none twice: all, unless it is set."""
+    return setting(choices, help_text, choices=choices, distinct=True)
 
 
 def one_of(name, value, choices):
