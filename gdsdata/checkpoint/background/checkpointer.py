@@ -91,10 +91,8 @@ class AsyncCheckpointer:
             may save into it. On a file system without ``flock`` a lock file with a heartbeat
             ensures that, and a warning says so. If the holder was killed, the next one's first save
             waits a minute.
-        keep_last: how many of the newest checkpoints are kept; each complete save removes older
-            ones. Default 3.
-        keep_every: checkpoints of steps that are multiples of it are kept too, forever. None: none
-            are.
+        keep_last: how many of the newest checkpoints are kept, if a save completes. Default 3.
+        keep_every: checkpoints of steps that are its multiples are kept for ever. None: none are.
         staging_bytes: the most host memory for states that are being written: a number, or as
             "8GiB" (the default). A larger state passes through it piece by piece.
         device_staging_bytes: the most memory of each GPU for copies of states. `save` then waits
@@ -108,7 +106,7 @@ class AsyncCheckpointer:
         timeout_s: how long ranks wait for one another, in seconds.
         upload: a URL below which complete checkpoints are uploaded, as ``s3://bucket/run``, by a
             thread behind everything else. None: they are not.
-        upload_keep_last: how many of the newest uploaded checkpoints the store keeps; besides those
+        upload_keep_last: how many of the newest uploaded checkpoints the store keeps, besides those
             of ``keep_every``.
         upload_gb_per_s: the most that all ranks together upload, in GB/s. None: no bound.
         peers: 1 keeps the newest state in memory too: each rank's file on its own node, and on that
