@@ -193,11 +193,11 @@ def files_opened_by(work) -> set[str]:
 
     def note(event: str, arguments: tuple) -> None:
         if event == "open" and isinstance(arguments[0], str):
-            opened.append(os.path.abspath(arguments[0]))
+            opened.append(arguments[0])
 
     sys.addaudithook(note)  # it cannot be removed, and is cheap
     work()
-    return set(opened)
+    return set(map(os.path.abspath, opened))
 
 
 @pytest.mark.parametrize("name", SOURCES)
