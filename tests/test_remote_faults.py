@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import logging
+import os
 import random
 import signal
 import time
@@ -115,10 +116,13 @@ def read_until_faults(server, kind, count, check):
 
 
 def assert_nothing_is_left(server, before):
-    """Every connection that the client still has is one that it can use again."""
+    """Every connection that the client still has is one that it can use again.
+
+    The first test of a process also begins the engine, whose threads have descriptors of their own.
+    """
     counts = server.counts()
     assert counts["open"] <= 64
-    assert descriptors() <= before + 2 * 64 + 16
+    assert descriptors() <= before + 2 * 64 + 16 + 2 * os.cpu_count()
 
 
 @pytest.mark.parametrize("kind", PASSING)
