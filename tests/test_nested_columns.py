@@ -509,3 +509,18 @@ def test_a_kept_index_of_record_batches_reads_the_same(tmp_path, monkeypatch):
         (batch,) = data
         assert as_python(batch["x"]) == [[[1], [2, 3]], [], [[4]]] and batch["y"].tolist() == [True, True, False]
     assert list((tmp_path / "kept").glob("*.gdsdata-index"))
+
+
+@pytest.mark.parametrize("ending", FORMATS)
+@pytest.mark.parametrize("around", ["list", "fixed-size list", "struct in a list"])
+def test_tensors_in_lists_whose_axes_are_stored_in_another_order_are_refused(tmp_path, ending, around):
+    kind = pa.fixed_shape_tensor(pa.int64(), [2, 3], permutation=[1, 0])
+    tensors = pa.ExtensionArray.from_storage(kind, pa.FixedSizeListArray.from_arrays(pa.array(range(12)), 6))
+    if around == "struct in a list":
+        tensors = pa.StructArray.from_arrays([tensors], ["t"])
+    lists = pa.ListArray.from_arrays([0, 1, 2], tensors)
+    if around == "fixed-size list":
+        lists = pa.FixedSizeListArray.from_arrays(tensors, 1)
+    path = write(tmp_path / f"a{ending}", pa.table({"x": lists}))
+    with pytest.raises(ValueError, match="column 'x' is of the type .*permutation.*which has no form in a batch"):
+        FORMATS[ending]().index([str(path)])

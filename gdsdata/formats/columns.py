@@ -146,9 +146,24 @@ def is_list(kind: pyarrow.DataType) -> bool:
     return types.is_list(kind) or types.is_large_list(kind)
 
 
+def _is_tensor(kind: pyarrow.DataType) -> bool:
+    return str(getattr(kind, "extension_name", "")) == "arrow.fixed_shape_tensor"
+
+
+def _is_permuted(kind: pyarrow.DataType) -> bool:
+    """Return whether its values are tensors that are stored in another order, or lists of them."""
+    if _is_tensor(kind):
+        return kind.permutation not in (None, list(range(len(kind.shape))))
+    kind = storage_of(kind)
+    types = arrow_module("pyarrow.types")
+    return (is_list(kind) or types.is_fixed_size_list(kind)) and _is_permuted(kind.value_type)
+
+
 def is_json(kind: pyarrow.DataType) -> bool:
     """Return whether its values can be written as JSON."""
     types = arrow_module("pyarrow.types")
+    if _is_permuted(kind):
+        return False
     kind = storage_of(kind)
     if types.is_dictionary(kind):
         return is_json(kind.value_type)
@@ -173,10 +188,10 @@ def field_of(name: str, kind: pyarrow.DataType, said: Sequence[int | None] | Non
         `is_bytes` are JSON.
     """
     types = arrow_module("pyarrow.types")
-    if str(getattr(kind, "extension_name", "")) == "arrow.fixed_shape_tensor":
+    if _is_permuted(kind):
+        return None
+    if _is_tensor(kind):
         said = list(kind.shape)
-        if kind.permutation not in (None, list(range(len(said)))):
-            return None
     kind = storage_of(kind)
     if types.is_dictionary(kind):
         kind = kind.value_type
