@@ -77,7 +77,7 @@ LONG_WORDS = {"text": pa.array(["x" * 2**14]), "fixed": pa.array([b"x" * 2**14],
 @pytest.mark.parametrize("kind", LONG_WORDS)
 @pytest.mark.parametrize("around", [lists_of, lambda values: pa.FixedSizeListArray.from_arrays(values, 2**10)])
 def test_dictionaries_in_lists_count_for_the_bound(tmp_path, kind, around):
-    words = pa.DictionaryArray.from_arrays(pa.array(np.zeros(2**17, np.int8)), LONG_WORDS[kind])
+    words = pa.DictionaryArray.from_arrays(pa.array(np.zeros(2**18, np.int8)), LONG_WORDS[kind])
     for column in (around(words), around(pa.StructArray.from_arrays([words], ["w"]))):
         with pytest.raises(ValueError, match="may take .* when decoded"):
             Arrow().index([written(tmp_path, column)])

@@ -65,6 +65,22 @@ def test_members_of_structs_and_lists_are_decoded(tmp_path):
     assert read_all(tmp_path, format=Arrow(("s.w",))) == {"s.w": [[97], [], [98]]}
 
 
+@pytest.mark.parametrize("name", ["label", "cost", "day", "hash"])
+def test_lists_of_dictionaries_are_lists_of_their_numbers(tmp_path, name):
+    def lists_of(values):
+        lists = pa.ListArray.from_arrays([0, 2, 2, 6], values)
+        pairs = pa.FixedSizeListArray.from_arrays(values, 2)
+        return pa.table({"l": lists, "ll": pa.ListArray.from_arrays([0, 0, 1, 3], lists), "f": pairs})
+
+    batches = []
+    for folder, values in (("plain", VALUES[name]), ("encoded", encoded(VALUES[name]))):
+        (tmp_path / folder).mkdir()
+        write(tmp_path / folder / "a.arrow", lists_of(values))
+        (batch,) = gdsdata.GDSDataset(tmp_path / folder, 3, shuffle=False, device="cpu")
+        batches.append({column: str(value) for column, value in batch.items()})
+    assert batches[0] == batches[1]
+
+
 def batches_with_dictionaries(path, parts, kind="stream", **options):
     """Write a record batch for each of ``parts``, with a dictionary of its own."""
     arrays = [pa.array(part).dictionary_encode() for part in parts]

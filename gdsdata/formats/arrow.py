@@ -57,7 +57,8 @@ class Arrow:
     - Lists of structs or of strings, and maps, are JSON text for each sample, UTF-8
       (`gdsdata.formats.json_rows.json_rows` says how): decode them with ``"json"``.
     - Nulls among numbers are refused, unless ``fill_null`` says what takes their place.
-    - Dictionaries of plain values are decoded. Those of lists, unions and intervals are refused.
+    - Dictionaries of plain values are decoded, in lists too. Those of lists, unions and intervals
+      are refused.
 
     If all wanted columns are numbers, strings, bytes, and lists of numbers, rows are read by
     themselves. Else record batches are read and decoded as a whole, as Parquet's row groups are

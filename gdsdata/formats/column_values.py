@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from gdsdata.formats import dictionaries
-from gdsdata.formats.columns import Column, arrow_module, flattened, is_bytes, is_list, storage_of
+from gdsdata.formats.columns import Column, arrow_module, element_of, flattened, is_bytes, is_list, storage_of
 from gdsdata.formats.field import Field
 from gdsdata.formats.json_rows import json_rows, stored
 
@@ -134,7 +134,7 @@ def _wide(kind: pyarrow.DataType, of_decimals: pyarrow.DataType) -> pyarrow.Data
         return arrow.int32() if kind.bit_width == 32 else arrow.int64()
     if not is_list(kind) and not types.is_fixed_size_list(kind):
         return kind
-    inner = _wide(kind.value_type, of_decimals)
+    inner = _wide(element_of(kind), of_decimals)
     if is_list(kind) or types.is_large_list(inner) or types.is_large_binary(inner):
         return arrow.large_list(inner)
     return arrow.list_(inner, kind.list_size)

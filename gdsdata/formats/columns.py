@@ -221,8 +221,15 @@ def _levels(kind: pyarrow.DataType) -> tuple[list[int | None], pyarrow.DataType]
     sizes: list[int | None] = []
     while is_list(kind) or types.is_fixed_size_list(kind):
         sizes.append(None if is_list(kind) else kind.list_size)
-        kind = storage_of(kind.value_type)
+        kind = element_of(kind)
     return sizes, kind
+
+
+def element_of(kind: pyarrow.DataType) -> pyarrow.DataType:
+    """Return the type of a list's elements; of a dictionary of numbers, that of the numbers."""
+    kind = storage_of(kind.value_type)
+    is_of_numbers = arrow_module("pyarrow.types").is_dictionary(kind) and not is_bytes(storage_of(kind.value_type))
+    return storage_of(kind.value_type) if is_of_numbers else kind
 
 
 def _units_of(kind: pyarrow.DataType, name: str) -> Iterator[tuple[str, str]]:
