@@ -143,6 +143,11 @@ class TestLanes:
         assert Lanes.fitting(10**7, 4096, 97).lanes == 1
         assert Lanes.fitting(10**7, 4096, 256, lanes=8, piece_bytes=8192) == Lanes(8, 128, 2)
 
+    @pytest.mark.parametrize("batch_size", [2**24 + 64, 2**31, 2**40, 2**62])
+    def test_fit_a_batch_far_larger_than_all_samples(self, batch_size):
+        order = Order(100, batch_size, Lanes.fitting(100, 8, batch_size), 0, False, 0, 1)
+        assert sorted(order.samples_of(1, range(1))[0].tolist()) == list(range(100))
+
     def test_pieces_are_small_where_there_are_few_samples_and_one_sample_where_samples_are_long(self):
         assert Lanes.fitting(5000, 4096, 64).piece_samples == 5000 // (64 * 16)
         assert Lanes.fitting(10, 4096, 4).piece_samples == 1

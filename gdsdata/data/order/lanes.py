@@ -89,7 +89,7 @@ class Lanes:
                 "world_size): each batch takes equally many of every lane"
             )
         a_batch = step_samples // lanes
-        window_pieces = a_batch * max(4, -(-_LEAST_WINDOW_PIECES // a_batch))
+        window_pieces = min(a_batch * max(4, -(-_LEAST_WINDOW_PIECES // a_batch)), _LARGEST_WINDOW_PIECES)
         open_pieces = lanes * window_pieces
         piece_bytes = min(piece_bytes, WINDOW_BYTES // open_pieces)
         piece_samples = min(piece_bytes // max(sample_bytes, 1), samples // open_pieces, _LARGEST_PIECE_SAMPLES)
