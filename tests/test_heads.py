@@ -99,6 +99,8 @@ def test_what_is_no_file_is_an_error_that_names_it(paths, is_slow, tmp_path, pla
     refused(tmp_path / "pipe", IoError, "it is a pipe")
     error = refused(tmp_path, IoError, f"indexing {tmp_path}: reading its first {head_bytes} bytes failed: Is a dir")
     assert (error.path, error.offset, error.length) == (str(tmp_path), 0, head_bytes)
+    os.symlink("loop", tmp_path / "loop")
+    refused(tmp_path / "loop", IoError, f"indexing {tmp_path}/loop: it cannot be opened: Too many levels of symbolic")
     assert descriptors() <= before  # what tests before this one left may close meanwhile
 
 

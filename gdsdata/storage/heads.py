@@ -162,7 +162,9 @@ def _heads_of(paths: Sequence[str], head_bytes: int) -> _Heads:
         raise
     except OSError as error:
         reason = REFUSED if error.errno == errno.ESPIPE else error.strerror
-        message = f"indexing {path}: reading its first {head_bytes} bytes failed: {reason}"
+        is_of_open = error.filename is not None
+        failed = "it cannot be opened" if is_of_open else f"reading its first {head_bytes} bytes failed"
+        message = f"indexing {path}: {failed}: {reason}"
         raise IoError.caused_by(error, message, path, 0, head_bytes) from error
     finally:
         for descriptor in descriptors:
