@@ -53,6 +53,8 @@ def kind_of(file: OpenFile) -> Kind:
     if safetensors_header.recognises(head):
         return Kind.SAFETENSORS
     if file.path.endswith(".safetensors"):
+        if head[safetensors_header.LENGTH_BYTES :].startswith(b"{"):
+            return Kind.SAFETENSORS  # its length is too large, as reading it says
         found = foreign_file(f"'{file.path}'", head)
         words = f"'{file.path}' does not begin as a safetensors file: it is another one, or damaged. Fetch it again"
         raise CorruptData(words if found is None else str(found), file.path, 0, len(head))

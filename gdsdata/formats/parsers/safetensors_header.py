@@ -102,10 +102,11 @@ def data_offset(head: bytes, path: str, size_bytes: int, begin: int = 0) -> int:
         CorruptData: the header would not end within the file, or is absurdly long.
     """
     length_bytes = int.from_bytes(head[:LENGTH_BYTES], "little")
-    if len(head) < LENGTH_BYTES or length_bytes > min(LONGEST_HEADER_BYTES, size_bytes - begin - LENGTH_BYTES):
+    most_bytes = min(LONGEST_HEADER_BYTES, size_bytes - begin - LENGTH_BYTES)
+    if len(head) < LENGTH_BYTES or length_bytes > most_bytes:
         message = (
-            f"'{path}' of {size_bytes} bytes says that its header has {length_bytes}, at offset {begin}, which cannot "
-            f"be: {_REMEDY}"
+            f"'{path}' of {size_bytes} bytes says that its header has {length_bytes}, at offset {begin}, and the most "
+            f"is {max(0, most_bytes)}: {_REMEDY}"
         )
         raise CorruptData(message, path, begin, LENGTH_BYTES)
     return begin + LENGTH_BYTES + length_bytes
