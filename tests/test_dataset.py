@@ -464,6 +464,15 @@ def test_a_batch_far_larger_than_all_samples_takes_memory_for_these_alone(tmp_pa
         read(tmp_path, batch_size=sys.maxsize)
 
 
+def test_a_batch_whose_ids_find_no_memory_is_an_error_that_names_the_remedy(tmp_path, records, monkeypatch):
+    def full(*_, **__):
+        raise MemoryError("Unable to allocate 2.00 TiB")
+
+    monkeypatch.setattr(np, "arange", full)
+    with pytest.raises(MemoryError, match="batch_size=8: Unable .* use a smaller batch_size"):
+        next(iter(read(tmp_path, batch_size=8)))
+
+
 def test_drop_last_leaves_the_smaller_batch_out(tmp_path, records):
     dataset = read(tmp_path, batch_size=8, drop_last=True)
     assert [len(batch) for batch in dataset] == [8] * 12 and len(dataset) == 12

@@ -231,8 +231,19 @@ class Order:
         Args:
             epoch: chooses the order.
             numbers: ascending, and not checked; an array is int64.
+
+        Raises:
+            MemoryError: there is none for so many ids.
         """
-        numbers = as_array(numbers)
+        try:
+            return self._samples_of(epoch, as_array(numbers))
+        except MemoryError as error:
+            raise MemoryError(
+                f"batch_size={self._batch_size}: {error}, for the ids of {len(numbers)} batches' samples: use a "
+                "smaller batch_size"
+            ) from error
+
+    def _samples_of(self, epoch: int, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         size, step_size = self.largest_batch, self._batch_size * self._world_size
         whole = numbers[: np.searchsorted(numbers, self._whole_steps)]
         starts = whole * step_size + self._rank * size
