@@ -239,6 +239,12 @@ class TestTokens:
             with pytest.raises(ValueError, match="tokens are integers|numpy has no equivalent"):
                 Tokens(dtype)
 
+    @pytest.mark.parametrize("stride", [2**59 + 1, 2**62, 10**400])
+    def test_a_stride_longer_than_any_file_gives_the_first_window(self, tmp_path, stride):
+        np.arange(9, dtype=np.uint16).tofile(tmp_path / "a.bin")
+        index = Tokens("u2", seq_len=1, stride=stride).index([str(tmp_path / "a.bin")])
+        assert len(index) == 1 and index.plan(np.array([0])).offset.tolist() == [0]
+
     @pytest.mark.parametrize("arguments", [{"dtype": "f4"}, {"dtype": "bool"}, {"seq_len": 0}, {"stride": 0}])
     def test_refuses_arguments_that_make_no_windows(self, arguments):
         with pytest.raises(ValueError, match="tokens are integers|are at least 1"):

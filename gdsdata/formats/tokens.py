@@ -37,6 +37,8 @@ _LEAST_TOKEN = -(2**15)  # -100 and the like mean "no target"
 # The upper half of a token that is read as two: vocabularies of less than a million have no more
 # there.
 _LARGEST_UPPER_HALF = 15
+# No file has so many tokens, and in bytes they are still within int64.
+_LARGEST_STRIDE = 2**59
 # Fewer tokens than these show nothing.
 _FEWEST_TOLD = 64
 # So many files are looked at, and less than twice as many: a look takes 20 us.
@@ -109,7 +111,7 @@ class Tokens:
                     f"{paths[0]} holds {dtype.str} tokens and {path} holds {layout.dtype.str}: read them as separate "
                     f"datasets (a file with no header is taken for {_BARE_DTYPE.str} unless dtype= says otherwise)"
                 )
-        window, stride = self.seq_len + 1, self.stride or self.seq_len
+        window, stride = self.seq_len + 1, min(self.stride or self.seq_len, _LARGEST_STRIDE)
         windows = [max(0, (layout.tokens - window) // stride + 1) for layout in layouts]
         if not any(windows):
             raise ValueError(
