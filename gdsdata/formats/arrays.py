@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from gdsdata.formats.extents import Extents
+from gdsdata.formats.field import are_names
 from gdsdata.formats.fields import Field, FieldIndex
 from gdsdata.formats.index import Index, first_samples
 from gdsdata.formats.sample import Sample
@@ -85,7 +86,7 @@ def checked_names(mode: str, names: str | Sequence[str] | None, what: str) -> st
         raise ValueError(f'mode="rows" needs the name of an array, or names: {what}="x", or {what}=("x", "y")')
     if names is None or isinstance(names, str):
         return names
-    if not names or len(set(names)) < len(names):
+    if not are_names(names):
         raise ValueError(f"{what}={names!r}: name each array once, or leave it out for all of a file's")
     return tuple(names)
 

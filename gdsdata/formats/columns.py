@@ -18,6 +18,7 @@ import numpy as np
 
 from gdsdata.errors import CorruptData
 from gdsdata.formats import partitions
+from gdsdata.formats.field import are_names
 from gdsdata.formats.fields import Field
 
 if TYPE_CHECKING:
@@ -68,11 +69,11 @@ def checked_names(columns: Sequence[str] | None, owner: object) -> tuple[str, ..
     """Return ``columns`` of a format as a tuple, which can be compared and hashed.
 
     Raises:
-        ValueError: it is empty, a string, or names one twice.
+        ValueError: it is empty, a string, no names at all, or names one twice.
     """
     if columns is None:
         return None
-    if isinstance(columns, str) or not columns or len(set(columns)) < len(columns):
+    if not are_names(columns):
         raise ValueError(f'{owner}: columns names columns, each once, as in ("tokens", "label")')
     return tuple(columns)
 

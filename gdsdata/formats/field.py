@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+
+
+def are_names(names: object) -> bool:
+    """Return whether these are several names, each once, and no single string."""
+    if isinstance(names, str) or not isinstance(names, Collection) or not all(isinstance(name, str) for name in names):
+        return False
+    return 0 < len(names) == len(set(names))
 
 
 @dataclass(frozen=True)

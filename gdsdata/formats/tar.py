@@ -17,6 +17,7 @@ import numpy as np
 from gdsdata.errors import CorruptData
 from gdsdata.formats import tar_index
 from gdsdata.formats.extents import ExtentsBuilder
+from gdsdata.formats.field import are_names
 from gdsdata.formats.fields import Field, FieldIndex
 from gdsdata.formats.index import first_samples
 from gdsdata.formats.parsers.tar_members import KEY, Members, read_members
@@ -62,7 +63,7 @@ class Tar:
     def __post_init__(self) -> None:
         if self.fields is None:
             return
-        if isinstance(self.fields, str) or not self.fields or len(set(self.fields)) < len(self.fields):
+        if not are_names(self.fields):
             raise ValueError(f'{self}: fields names extensions, each once, as in ("jpg", "cls")')
         object.__setattr__(self, "fields", tuple(self.fields))  # a list becomes what can be compared and hashed
 
