@@ -266,7 +266,7 @@ def test_the_error_of_a_source_is_raised_at_its_batch_and_the_mix_goes_on_when_i
     assert taken(blended) == whole
 
 
-@pytest.mark.parametrize("weights", [(1, -1, 1), (0, 0, 0), (math.nan, 1, 1), (math.inf, 1, 1)])
+@pytest.mark.parametrize("weights", [(1, -1, 1), (0, 0, 0), (math.nan, 1, 1), (math.inf, 1, 1), (1, 1, 10**400)])
 def test_weights_that_are_none_are_refused(folder, weights):
     with pytest.raises(ValueError, match="finite, at least 0, and not all 0"):
         mix(folder, weights)
@@ -300,3 +300,9 @@ def test_sources_of_other_fields_come_as_they_are(folder, tmp_path):
     fields = GDSDataset(tmp_path / "a.tfrecord", 4, TFRecord(), device="cpu")
     kinds = [type(batch) for batch in Mix([sources(folder)[0], fields], [1, 1], stop=6)]
     assert kinds.count(dict) == 3 and kinds.count(torch.Tensor) == 3
+
+
+@pytest.mark.parametrize("stop", [0, -1, 2**61 + 1, 2**63, 2.5, "never"])
+def test_a_stop_that_is_none_is_refused(folder, stop):
+    with pytest.raises(ValueError, match=f"stop={stop!r}: .*a number of batches"):
+        mix(folder, (1, 1, 1), stop=stop)

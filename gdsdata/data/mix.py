@@ -18,7 +18,7 @@ from gdsdata.data.loaders import is_over_in_lightning, refuse_second_share, refu
 from gdsdata.data.order.permutation import as_array
 from gdsdata.data.progress import Begun, Progress, checked_epoch, fails, position_in
 from gdsdata.data.ranks import EpochRanks, Ranks, Share
-from gdsdata.whole_numbers import whole_number
+from gdsdata.whole_numbers import shown, whole_number
 
 # Positions whose sources are computed together.
 _WINDOW = 4096
@@ -193,7 +193,7 @@ class Mix(BatchDataset):
         source_batches = [source.take_up(share) for source in self.sources]
         if source_batches != self._source_batches:
             weights = source_batches if self._weights_asked is None else self._weights_asked
-            self._source_batches, self.weights = source_batches, [float(weight) for weight in weights]
+            self._source_batches, self.weights = source_batches, list(map(_as_float, weights))
             self._blend = Blend(self.weights)
             self._batches = self._epoch_batches()
 
@@ -394,6 +394,13 @@ def _check_sources(sources: Sequence[GDSDataset]) -> None:
             raise ValueError(f"Mix: source {i} is a {type(source).__name__}, and they are GDSDatasets")
 
 
+def _as_float(weight: float) -> float:
+    try:
+        return float(weight)
+    except OverflowError:  # an int beyond all floats, which `Blend` refuses
+        return math.inf
+
+
 def _checked_stop(stop: str | int) -> str | int:
     if stop in _STOPS:
         return stop
@@ -401,8 +408,10 @@ def _checked_stop(stop: str | int) -> str | int:
         batches = whole_number("stop", stop)
     except TypeError:
         batches = 0
-    if batches < 1:
-        raise ValueError(f"stop={stop!r}: it is {' or '.join(map(repr, _STOPS))} or a number of batches")
+    if not 1 <= batches <= _LARGEST_POSITION:
+        raise ValueError(
+            f"stop={shown(stop)}: it is {' or '.join(map(repr, _STOPS))} or a number of batches, 1 to 2**61"
+        )
     return batches
 
 
