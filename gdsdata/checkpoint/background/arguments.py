@@ -29,9 +29,10 @@ def size_in_bytes(name: str, size: int | str) -> int:
         ValueError: it is not positive, or not a size.
     """
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(size))
-    if found is None or found[2].upper() not in _UNITS or float(found[1]) <= 0:
-        raise ValueError(f"{name}={size!r} must be a number of bytes, or have a unit as in '8GiB' or '500MB'")
-    return int(float(found[1]) * _UNITS[found[2].upper()])
+    size_bytes = float(found[1]) * _UNITS.get(found[2].upper(), 0) if found else 0
+    if not 0 < size_bytes < math.inf:
+        raise ValueError(f"{name}={size!r:.100} must be a number of bytes, or have a unit as in '8GiB' or '500MB'")
+    return int(size_bytes)
 
 
 def whole_number(name: str, value: Any, least: int) -> int:
