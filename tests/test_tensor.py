@@ -291,6 +291,8 @@ def test_an_offset_far_behind_the_end_is_an_error_and_no_crash(tmp_path, offset)
     [
         (lambda path: read_tensor(path, torch.uint8, (1,), offset=-1), "offset=-1"),
         (lambda path: read_tensor(path, torch.uint8, (2, -3)), r"shape=\(2, -3\) must not be negative"),
+        (lambda path: read_tensor(path, torch.uint8, (0, 2**63)), r"shape=\(0, 9.*\): torch has no tensor of such"),
+        (lambda path: read_tensor(path, torch.uint8, (2**40, 2**40, 0)), "torch has no tensor of such sizes"),
         (lambda path: read_tensor(path.parent, torch.uint8, (1,)), "is not a regular file"),
         (lambda path: read_tensor("/dev/zero", torch.uint8, (1,)), "is not a regular file"),
         (lambda path: write_tensor(torch.zeros(1), path, offset=-1), "offset=-1 must not be negative"),
@@ -299,7 +301,8 @@ def test_an_offset_far_behind_the_end_is_an_error_and_no_crash(tmp_path, offset)
         (lambda path: write_tensor(torch._efficientzerotensor(4), path), "zeros .* no memory to write: give its clone"),
     ],
     ids=[
-        *("read at a negative offset", "read of a negative size", "read of a folder", "read of a device"),
+        *("read at a negative offset", "read of a negative size", "read of a size", "read of sizes"),
+        *("read of a folder", "read of a device"),
         *("write at a negative offset", "write of a sparse tensor", "write of a meta tensor", "write of zeros"),
     ],
 )

@@ -341,7 +341,7 @@ def _sizes_of(shape: Sequence[int] | int) -> tuple[int, ...]:
 
     Raises:
         TypeError: it is neither a whole number nor several.
-        ValueError: one of them is negative.
+        ValueError: one of them is negative, or they are too large for torch.
     """
     try:
         sizes = (shape,) if isinstance(shape, (int, np.integer)) else shape
@@ -350,6 +350,8 @@ def _sizes_of(shape: Sequence[int] | int) -> tuple[int, ...]:
         raise TypeError(f"shape={shape!r:.100} must be whole numbers, as (3, 224)") from None
     if any(size < 0 for size in found):
         raise ValueError(f"shape={found} must not be negative")
+    if math.prod(size or 1 for size in found) >= 2**63:
+        raise ValueError(f"shape={found!r:.100}: torch has no tensor of such sizes: give smaller ones")
     return found
 
 
