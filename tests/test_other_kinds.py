@@ -166,9 +166,22 @@ def test_an_empty_file_is_called_empty_and_not_bare_tokens(tmp_path):
     assert "x.npy is empty (0 bytes), and does not tell its format: write it again" in refusal(tmp_path)
 
 
+def test_folders_of_images_name_the_remedy_at_once(tmp_path):
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1.JPEG").write_bytes(b"\xff\xd8\xff")
+    said = refusal(tmp_path, FileNotFoundError)
+    assert "only folders ('cat', 'dog'), and 'cat' has an image, which is not read: pack the files into tar" in said
+
+
 def test_a_path_that_a_shell_would_expand_names_expanduser():
     with pytest.raises(FileNotFoundError, match=r"^~/none.npy .* of any: pass os.path.expanduser\(\) of it"):
         gdsdata.GDSDataset("~/none.npy", 1, device="cpu")
+
+
+def test_a_command_in_the_place_of_a_path_names_urls():
+    with pytest.raises(FileNotFoundError, match=r"^pipe:aws .* of any: commands are not run. Pass the URL .*'s3://"):
+        gdsdata.GDSDataset("pipe:aws s3 cp s3://bucket/x.tar -", 1, device="cpu")
 
 
 def test_bytes_of_no_known_kind_are_refused_as_before(tmp_path):

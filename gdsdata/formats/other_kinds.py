@@ -124,8 +124,25 @@ def no_files_in(source: str) -> str:
     shown = ", ".join(map(repr, names[:_MOST_NAMES])) + (", ..." if len(names) > _MOST_NAMES else "")
     if not names:
         begin = "" if os.path.isabs(source) else f"(from {absolute(os.curdir)}) "
-        tilde = ": pass os.path.expanduser() of it, because only a shell expands ~" if source.startswith("~") else ""
-        return f"{begin}is no file, no directory with files and no glob of any{tilde}"
+        remedy = ""
+        if source.startswith("~"):
+            remedy = ": pass os.path.expanduser() of it, because only a shell expands ~"
+        elif source.startswith("pipe:"):
+            remedy = ": commands are not run. Pass the URL of the object itself, as in 's3://bucket/train.tar'"
+        return f"{begin}is no file, no directory with files and no glob of any{remedy}"
     split = next((f"pass the name of a split, as in split={name!r}; or " for name in names if name in SPLIT_OF), "")
     glob = os.path.join(source, "**/*")
+    if not split and (packing := _packing_of(os.path.join(source, names[0]))):
+        return f"has no files, only folders ({shown}), and {names[0]!r} has {packing}"
     return f"has no files, only folders ({shown}): {split}name one of them, or a glob, as in {glob!r}"
+
+
+def _packing_of(folder: str) -> str | None:
+    """Return what a file of a folder is, and how to pack such files; None: it is another kind."""
+    try:
+        with os.scandir(folder) as entries:
+            name = next((entry.name.lower() for entry in entries if entry.is_file()), "")
+    except OSError:
+        return None
+    packed = (kind for kind in KINDS if kind.remedy.startswith(_SHARDS) and name.endswith(kind.endings))
+    return next((f"{kind.title}, which is not read: {kind.remedy}" for kind in packed), None)
