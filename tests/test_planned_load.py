@@ -1,11 +1,13 @@
 """`PlannedLoad`: tensors are read in batches within a bound, and errors come with their results."""
 
 import os
+from concurrent.futures import Future
 
 import pytest
 import torch
 
 import gdsdata
+from gdsdata.checkpoint import tensor_reader
 from gdsdata.checkpoint.safetensors import planned_load
 from gdsdata.checkpoint.safetensors.opened import safe_open
 from gdsdata.errors import CorruptData
@@ -44,3 +46,18 @@ def test_an_error_of_a_batch_is_raised_by_each_result_of_it(path, monkeypatch):
     for future in (futures[3], futures[4], futures[3]):
         with pytest.raises(CorruptData):
             future.result()
+
+
+def test_a_result_that_ctrl_c_interrupted_is_read_when_it_is_asked_for_again(path, monkeypatch):
+    load = planned_load.PlannedLoad()
+    futures = futures_of(path, load)
+
+    def interrupt(futures):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(tensor_reader.CallThreads, "submit", lambda *_: Future())  # no read has begun
+        patched.setattr(tensor_reader, "results_of", interrupt)
+        futures[0].result()
+    for i, future in enumerate(futures):
+        assert torch.equal(future.result(), torch.full((SIZES[i],), i, dtype=torch.uint8))

@@ -63,6 +63,8 @@ class TensorReader:
         self._afterwards: list[Callable[[], object]] = []
         self._batches = CallThreads(_BATCHES_AT_A_TIME, "gdsdata-read")  # made when needed
         self._begun: list[Future[None]] = []
+        self._calls: list[Callable[[], None]] = []  # those of `_begun`, until `run` has made all
+        self._interrupted: list[Callable[[], None]] = []  # those that `run` makes again
         self._error: BaseException | None = None  # of `run`, without a traceback
         self._bar = current()
         self.own_bytes = 0
@@ -109,8 +111,7 @@ class TensorReader:
         extents.targets.append(target)
         extents.bytes += size_bytes
         if extents.bytes >= _BATCH_BYTES and self._together is None:
-            call = self._reader_of(device, self._by_device.pop(device))
-            self._begun.append(self._batches.submit(call))
+            self._begin(device, self._by_device.pop(device))
 
     def tensor_into(self, target: torch.Tensor, stored: Stored, name: Path) -> None:
         """Read a stored tensor into a tensor of its shape; cast it if dtypes differ.
@@ -222,8 +223,13 @@ class TensorReader:
         Stream semantics: as `run`. This thread's current stream counts.
         """
         for device, extents in self._by_device.items():
-            self._begun.append(self._batches.submit(self._reader_of(device, extents)))
+            self._begin(device, extents)
         self._by_device = {}
+
+    def _begin(self, device: torch.device, extents: Extents) -> None:
+        call = self._reader_of(device, extents)
+        self._calls.append(call)
+        self._begun.append(self._batches.submit(call))
 
     def cancel(self) -> None:
         """Begin no more reads, and wait for those that have begun."""
@@ -232,7 +238,8 @@ class TensorReader:
     def run(self) -> None:
         """Read what is left, compare checksums, and make the calls of `afterwards`.
 
-        If it has failed, it raises the same error at each later call.
+        If it has failed, it raises the same error at each later call. If Ctrl-C interrupts it, a
+        later call reads everything again, unless ranks read together.
 
         Raises:
             FileNotFoundError, IoError: a file cannot be opened or read.
@@ -248,7 +255,10 @@ class TensorReader:
         try:
             self._run()
         except BaseException as error:
-            self._error = _copied(error)
+            if isinstance(error, Exception) or self._together is not None:
+                self._error = _copied(error)
+            else:
+                self._interrupted, self._begun = self._calls, []
             raise
 
     def _run(self) -> None:
@@ -266,8 +276,11 @@ class TensorReader:
             try:
                 for device, extents in self._by_device.items():
                     self._reader_of(device, extents)()
+                for call in self._interrupted:
+                    call()
                 for _ in results_of(self._begun):
                     pass
+                self._calls = self._interrupted = []  # they hold tensors
             finally:  # waits for the batches that have begun
                 self._batches.shutdown()
 

@@ -95,11 +95,7 @@ class ReadAhead:
                     order.reached = order.places[name] + 1
             if order is not None:
                 self._read_on(order, name, device)
-        try:
-            batch.wait()
-        except BaseException:
-            self.close()  # after Ctrl-C the program may ask for these tensors again
-            raise
+        batch.wait()
         return tensor
 
     def cached_part(self, stored: Stored, device: torch.device) -> torch.Tensor | None:
