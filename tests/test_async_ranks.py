@@ -170,6 +170,26 @@ def test_ranks_that_save_different_steps_are_told(tmp_path):
         assert kind == "SaveAborted" and "the ranks save different steps: this one 1, and the first one 0" in text
 
 
+class _Interrupted:
+    def state_dict(self):
+        raise KeyboardInterrupt
+
+
+def _interrupt_on_rank_1(rank, folder):
+    with AsyncCheckpointer(folder / "run", timeout_s=3) as checkpointer:
+        if rank == 1:
+            with pytest.raises(KeyboardInterrupt):
+                checkpointer.save(1, {"a": _Interrupted()})
+        error = None if rank == 1 else _error_of(checkpointer.save(1, {"a": 1}).result)
+        checkpointer.save(2, {"a": 1}).result()
+        return error
+
+
+def test_ctrl_c_before_a_save_is_queued_ends_that_save_on_all_ranks(tmp_path):
+    (kind, text), _ = on_ranks(2, _interrupt_on_rank_1, tmp_path)
+    assert kind == "SaveAborted" and "rank 1 failed: SaveAborted: the save was interrupted" in text
+
+
 def _save_into_other_folders(rank, folder):
     with AsyncCheckpointer(folder / f"run-{rank}") as checkpointer:
         return _error_of(checkpointer.save(1, {"a": 1}).result)

@@ -220,22 +220,20 @@ class AsyncCheckpointer:
             if self._replicas.saves:
                 states = {name: local_parts(one) for name, one in whole.items()}
                 job = SaveJob(step, content_of_state(states), self._staging, self._snapshots, self._counts)
-        except Exception as error:
+            if not job.is_copied:
+                wait(self._stagings)  # their memory: this state would hold all of it until it is written
+        except BaseException as error:  # the other ranks wait for this one, also if Ctrl-C came
             if not self._closed:
-                # The other ranks wait for this one.
-                its_end = self._saver.submit(FailedJob(step, error), Described({}), Future(), Future())
-                self._under_way.add_silent(its_end)
+                failed = FailedJob(step, error)
+                self._under_way.add_silent(self._saver.submit(failed, Described({}), Future(), Future()))
             raise
-        if not job.is_copied:
-            wait(self._stagings)  # they need staging memory, and this state would hold all of it until it is written
         uploaded, copied, ended = Future[str](), Outcome(), Future[str]()
         try:
             ended = self._saver.submit(job, described, uploaded, copied)
             self._under_way.add(ended)
             self._counts.begin(step, job.size_bytes, ended)
             if job.is_copied:
-                self._stagings = [one for one in self._stagings if not one.done()]
-                self._stagings.append(self._stagers.submit(job.stage))
+                self._stagings = [one for one in [*self._stagings, self._stagers.submit(job.stage)] if not one.done()]
             else:
                 job.stage()
         except BaseException as error:  # the caller sees this error now

@@ -33,6 +33,7 @@ from gdsdata.checkpoint.file_writer import Extent, FileWriter, crc32_of_all
 from gdsdata.checkpoint.threads import DaemonThreads, results_of
 from gdsdata.checkpoint.torch_zip.gathering import SHORT_BYTES
 from gdsdata.checkpoint.torch_zip.state_layout import StateLayout
+from gdsdata.errors import SaveAborted
 from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
 
@@ -272,8 +273,9 @@ class FailedJob:
     It takes part, so that the other ranks learn the reason.
     """
 
-    def __init__(self, step: int, error: Exception) -> None:
-        self.step, self._error = step, error
+    def __init__(self, step: int, error: BaseException) -> None:
+        self.step = step
+        self._error = error if isinstance(error, Exception) else SaveAborted(f"the save was interrupted: {error!r}")
 
     def check(self) -> None:
         raise self._error
