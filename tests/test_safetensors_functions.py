@@ -1,6 +1,7 @@
 """`gdsdata.safetensors` beside the package `safetensors`: results, files, errors, read-ahead."""
 
 import errno
+import gc
 import inspect
 import os
 import stat
@@ -12,13 +13,13 @@ import types
 import pytest
 import torch
 from folder_store import FolderStore, install
-from helpers import exit_code_of_fork
+from helpers import exit_code_of_fork, interrupted_at_call
 from object_server import serving
 
 import gdsdata
 from gdsdata import safetensors as ours
 from gdsdata.checkpoint import tensor_reader
-from gdsdata.checkpoint.safetensors import files, read_ahead
+from gdsdata.checkpoint.safetensors import files, installed, read_ahead
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.formats.parsers.safetensors_header import DTYPES
 
@@ -682,6 +683,22 @@ def user_module(monkeypatch):
     module.open_it, module.load_it, module.save_it = stock_package.safe_open, stock.load_file, stock.save_file
     monkeypatch.setitem(sys.modules, module.__name__, module)
     return module
+
+
+def test_ctrl_c_at_any_call_of_a_block_leaves_the_functions_of_safetensors(monkeypatch):
+    def replace_in_one_module(pairs):
+        vars(stock).update({name: new for name, value in vars(stock).items() for old, new in pairs if value is old})
+
+    monkeypatch.setattr(installed, "_replace", replace_in_one_module)  # fewer calls
+    before, number = dict(vars(stock)), 1
+    while interrupted_at_call(number, ours.installed, installed):
+        gc.collect()  # a block whose end was interrupted ends here
+        assert vars(stock) == before, f"call {number}"
+        number += 1
+    assert number > 10
+    ours.install()
+    ours.uninstall()
+    assert vars(stock) == before
 
 
 def test_installed_functions_stand_under_every_name_that_the_package_had(user_module):

@@ -18,7 +18,7 @@ from gdsdata.io import engine
 from gdsdata.storage.fork_safe import ForkSafeLock
 
 _changing = ForkSafeLock()  # guards what follows, and the names that are replaced
-_users = 0
+_users: set[object] = set()  # blocks of `installed`, and an `_Install` for each call of `install`
 
 
 # Objects of their own: they are counted, and `uninstall` must not replace what a program has
@@ -88,44 +88,68 @@ def install() -> None:
     Raises:
         NotInstalled: the package `safetensors` is not installed.
     """
-    global _users
-    its = stock("install")
-    with _changing:
-        if _users == 0:
-            ours = [(its.safe_open, CountedOpen), (its.load_file, _load_file), (its.save_file, _save_file)]
-            try:
-                _replace(ours)
-            except BaseException:  # such as Ctrl-C
-                _replace([(new, old) for old, new in ours])
-                raise
-        _users += 1
+    stock("install")
+    user = _Install()
+    try:
+        _begin(user)
+    except BaseException:  # such as Ctrl-C
+        _end(user)
+        raise
 
 
 def uninstall() -> None:
     """Undo one `install`. The last one puts the functions of `safetensors` back."""
-    global _users
-    its = stock("uninstall")
-    with _changing:
-        if _users == 0:
-            raise RuntimeError("uninstall() without an install() before")
-        _users -= 1
-        if _users == 0:
-            theirs = [(CountedOpen, its.safe_open), (_load_file, its.load_file), (_save_file, its.save_file)]
-            try:
-                _replace(theirs)
-            except BaseException:
-                _replace(theirs)
-                raise
+    stock("uninstall")
+    user = next((one for one in list(_users) if isinstance(one, _Install)), None)
+    if user is None:
+        raise RuntimeError("uninstall() without an install() before")
+    _end(user)
 
 
 @contextlib.contextmanager
 def installed() -> Iterator[None]:
     """`install` for the time of a ``with`` block. It may be nested."""
-    install()
+    stock("installed")
+    user = object()
     try:
+        _begin(user)
         yield
     finally:
-        uninstall()
+        try:
+            _end(user)
+        except BaseException:  # Ctrl-C may come as the call begins
+            _end(user)
+            raise
+
+
+class _Install:
+    """A call of `install`."""
+
+
+def _begin(user: object) -> None:
+    """Replace the functions, if nobody has. If this raises, `_end` puts them back."""
+    with _changing:
+        _users.add(user)
+        if len(_users) == 1:
+            _replace(_ours())
+
+
+def _end(user: object) -> None:
+    """Put the functions back, if nobody else uses gdsdata's. May be called again."""
+    with _changing:
+        _users.discard(user)
+        if not _users:
+            theirs = [(new, old) for old, new in _ours()]
+            try:
+                _replace(theirs)
+            except BaseException:  # such as Ctrl-C
+                _replace(theirs)
+                raise
+
+
+def _ours() -> list[tuple[Any, Any]]:
+    its = stock("install")
+    return [(its.safe_open, CountedOpen), (its.load_file, _load_file), (its.save_file, _save_file)]
 
 
 def _replace(pairs: Sequence[tuple[Any, Any]]) -> None:
