@@ -621,6 +621,15 @@ def test_shards_come_together_by_their_index(tmp_path):
             gdsdata.load(index)
 
 
+def test_an_index_that_names_a_tensor_twice_is_refused(tmp_path):
+    for i in range(2):
+        gdsdata.save({"a": torch.full((2,), i)}, tmp_path / f"{i}.safetensors")
+    index = tmp_path / "x.safetensors.index.json"
+    index.write_text('{"weight_map": {"a": "0.safetensors", "a": "1.safetensors"}}')
+    with pytest.raises(CorruptData, match="the name 'a' comes twice"):
+        gdsdata.load(index)
+
+
 def header_file(path, header, data_bytes, length=None):
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(text) if length is None else length) + text + bytes(data_bytes))

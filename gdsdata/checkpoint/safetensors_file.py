@@ -197,7 +197,8 @@ def weight_map(index: OpenFile) -> dict[str, str]:
     try:
         if index.size_bytes > _LONGEST_INDEX_BYTES:
             raise ValueError(f"it has {index.size_bytes} bytes, more than {_LONGEST_INDEX_BYTES}")
-        of_tensor: dict[str, str] = json.loads(index.read(0, index.size_bytes))["weight_map"]
+        content = json.loads(index.read(0, index.size_bytes), object_pairs_hook=safetensors_header.dict_of)
+        of_tensor: dict[str, str] = content["weight_map"]
         names = dict.fromkeys(of_tensor.values())
         if any(os.path.basename(name) != name or name in ("", ".", "..") for name in names):
             raise ValueError("it names files outside its folder")

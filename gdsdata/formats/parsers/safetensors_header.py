@@ -153,7 +153,7 @@ class _NotInTorch(ValueError):
 def _parse(text: bytes) -> Header:
     if not text.startswith(b"{"):
         raise ValueError(f"it begins with {text[:8]!r}, and not with a brace")
-    said = json.loads(text.decode(), object_pairs_hook=_dict_of, parse_constant=_refuse_constant)
+    said = json.loads(text.decode(), object_pairs_hook=dict_of, parse_constant=_refuse_constant)
     if b"\\u" in text:  # half a surrogate pair is no character
         json.dumps(said, ensure_ascii=False).encode()
     metadata = said.pop(_METADATA, None)
@@ -170,7 +170,7 @@ def _parse(text: bytes) -> Header:
     return Header(tensors, metadata, end)
 
 
-def _dict_of(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+def dict_of(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """Return the object of these members, each of which it has once."""
     found = dict(pairs)
     if len(found) < len(pairs):
