@@ -198,6 +198,14 @@ def test_patterns_that_match_nothing_are_an_error_beside_an_empty_dict(tmp_path)
         assert gdsdata.load(tmp_path / "x.pt", only=[pattern]) == {"optim": {"state": {}}}
 
 
+@pytest.mark.parametrize("name", ["x.pt", "x.safetensors"])
+def test_patterns_for_a_file_that_has_no_names_are_an_error(tmp_path, name):
+    gdsdata.save({}, tmp_path / name)
+    with pytest.raises(ValueError, match=r"only=\['a'\] matches no name .* of these: none"):
+        gdsdata.load(tmp_path / name, only=["a"])
+    assert gdsdata.load(tmp_path / name, only=["*"]) == {}
+
+
 def test_leaves_of_the_same_name_are_kept_apart(tmp_path):
     state = {"a.b": torch.zeros(2), "a": {"b": torch.ones(2), 0: torch.full((2,), 2.0), "0": torch.full((2,), 3.0)}}
     torch.save(state, tmp_path / "x.pt")

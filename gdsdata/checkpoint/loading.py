@@ -148,7 +148,7 @@ def _chosen(path: str, saved: Any, only: Sequence[str]) -> Any:
         paths = {one.path for one in leaves(saved)}
         # "state.*" also means an empty "state".
         empty = [one for place in empty_containers(saved) for one in (place, (*place, ""))]
-        if paths and not any(_matches(one, only) for one in empty):
+        if not any(_matches(one, only) for one in empty):
             names = some_names(paths)
             raise ValueError(f"only={list(only)!r} matches no name in '{path}'. Give patterns of these: {names}")
     return {} if chosen is LEFT_OUT else chosen
