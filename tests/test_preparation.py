@@ -289,3 +289,18 @@ def test_the_memory_of_a_state_on_a_gpu_is_pinned(tmp_path, is_prepared):
         assert all(buffer.is_pinned() for buffer in checkpointer._staging._spare)
         found = {"a": torch.zeros_like(state["a"]), "b": torch.zeros(3)}
         assert checkpointer.restore(found) == 1 and found["a"].equal(state["a"]) and found["b"].eq(1).all()
+
+
+def test_if_no_thread_can_start_a_warning_says_so_and_the_save_makes_memory(tmp_path, monkeypatch):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    model, optimizer = model_and_optimizer()
+    with AsyncCheckpointer(tmp_path) as checkpointer:
+        with (
+            monkeypatch.context() as patched,
+            pytest.warns(RuntimeWarning, match="in advance .*new thread"),
+        ):
+            patched.setattr(threading.Thread, "start", refuse)
+            checkpointer.prepare({"model": model, "optim": optimizer})
+        checkpointer.save(1, {"model": model, "optim": optimizer}).result()

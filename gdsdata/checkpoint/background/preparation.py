@@ -87,14 +87,18 @@ class Preparation:
         if new:
             self._ended = threading.Event()
             arguments = (self._staging, size, [weakref.ref(one) for one in new], self._ended)
-            threading.Thread(target=_await_states, args=arguments, name="gdsdata-prepare", daemon=True).start()
+            thread = threading.Thread(target=_await_states, args=arguments, name="gdsdata-prepare", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # a limit is reached
+                _warn(error)
 
     def attempt(self, state: Mapping[str, Any]) -> None:
         """Do as `begin` does, and warn of an error."""
         try:
             self.begin(state)
         except Exception as error:
-            engine.warn_once(f"memory for saves could not be made in advance ({error!r}): save() makes it")
+            _warn(error)
 
     def end(self) -> None:
         """Look at optimizers no more."""
@@ -104,6 +108,10 @@ class Preparation:
         """Prepare nothing from now on."""
         self._is_needed = False
         self.end()
+
+
+def _warn(error: Exception) -> None:
+    engine.warn_once(f"memory for saves could not be made in advance ({error!r}): save() makes it")
 
 
 def _await_states(
