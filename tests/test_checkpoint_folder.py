@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import eventually, in_new_process
+from helpers import descriptors, eventually, in_new_process
 
 from gdsdata import AsyncCheckpointer, EngineOptions
 from gdsdata.checkpoint.background import heartbeat_lock
@@ -144,6 +144,18 @@ def test_without_flock_saves_work_with_one_warning(tmp_path, monkeypatch, number
     assert len([one for one in told if "flock" in str(one.message)]) == 1
     assert not (tmp_path / "lock-held").exists()
     assert eventually(lambda: all(thread.name != "gdsdata-heartbeat" for thread in threading.enumerate()))
+
+
+def test_a_lock_without_a_thread_for_its_heartbeat_is_refused(tmp_path, no_flock, monkeypatch):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    before = descriptors()
+    with monkeypatch.context() as patched, pytest.raises(IoError, match="could not start a thread; raise the limit"):
+        patched.setattr(threading.Thread, "start", refuse)
+        locked(tmp_path)
+    assert descriptors() == before and not (tmp_path / "lock-held").exists()
+    locked(tmp_path).release()
 
 
 def test_another_error_of_flock_names_the_file_and_what_to_do(tmp_path, monkeypatch):

@@ -9,6 +9,9 @@ import threading
 import time
 import weakref
 
+from gdsdata.checkpoint.threads import refusal_explained
+from gdsdata.errors import IoError
+
 # No clocks are compared, because those of hosts differ.
 BEAT_S = 5.0  # how often the holder changes its file
 STALE_S = 60.0  # a file that a waiting process has not seen change for so long is stale
@@ -35,6 +38,7 @@ class HeartbeatLock:
     Raises:
         Held: another process holds the lock, and is alive.
         OSError: the file cannot be created.
+        IoError: no thread can start.
     """
 
     def __init__(self, path: str, holder: str) -> None:
@@ -55,8 +59,13 @@ class HeartbeatLock:
             raise
         # Also called at the interpreter's end, after the saves that it waits for.
         self.release = weakref.finalize(self, _release, path, self._id, self._stopping, os.getpid())
-        with contextlib.suppress(RuntimeError):  # no thread starts at the interpreter's end
-            threading.Thread(target=beat.repeat, name="gdsdata-heartbeat", daemon=True).start()
+        try:
+            with contextlib.suppress(RuntimeError), refusal_explained():  # none starts at the interpreter's end
+                threading.Thread(target=beat.repeat, name="gdsdata-heartbeat", daemon=True).start()
+        except IoError:
+            self.release()
+            os.close(self._file)
+            raise
 
     def check(self) -> None:
         """Raise `Held` if another process has taken the lock over."""
