@@ -279,6 +279,20 @@ def test_files_that_cannot_be_compared_are_refused(tmp_path, capsys, content, sa
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "damage", [{"data": ["x"]}, {"runs": [{"seconds": 1.0, "bytes": 0}]}, {"runs": 3}, {"runs": []}]
+)
+def test_damaged_rows_are_refused_in_words(tmp_path, capsys, damage):
+    rows = made_row("gdsdata", [1.0] * 3), made_row("gdsdata", [1.0] * 3, **damage)
+    a, b = (written(tmp_path / name, made_results(row)) for name, row in zip("ab", rows, strict=True))
+    damaged = json.loads((tmp_path / "b" / "results.json").read_text())
+    del damaged["rows"][0]["key"]
+    c = written(tmp_path / "c", damaged)
+    for other in (b, c):
+        assert compare.main([a, other]) == 2
+        assert "a row of A or B is damaged" in capsys.readouterr().err
+
+
 # ------------------------------------------------------------------------------------------------ docs/bench_results.md
 
 LONGER = ("loader", "replicas", "latency", "tensor", "io", "train", "startup", "remote")

@@ -193,11 +193,14 @@ def matched(a, b, name_of):
 
 
 def compare(a, b):
-    """Return what `--json` prints; ValueError if the two are of different cases."""
+    """Return what `--json` prints; ValueError if the cases differ, or a row is damaged."""
     if a["case"] != b["case"]:
         raise ValueError(f"A is of case={a['case']} and B of case={b['case']}: compare two runs of one case")
-    pairs, said = matched(a, b, row_name)
-    rows = beside_the_machine([compared(a["case"], *pair) for pair in pairs])
+    try:
+        pairs, said = matched(a, b, row_name)
+        rows = beside_the_machine([compared(a["case"], *pair) for pair in pairs])
+    except (ArithmeticError, AttributeError, LookupError, TypeError, statistics.StatisticsError) as error:
+        raise ValueError(f"a row of A or B is damaged ({error!r}): measure that run again") from error
     return said | {
         "broken_off": ["verified" not in one or one.get("broken_off", False) for one in (a, b)],  # killed, or Ctrl-C
         "differences": differences(a, b),
