@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import signal
 import sys
 import time
 
@@ -23,8 +22,6 @@ _write = functools.partial(command_output.write, "gdsdata.cache")
 _DESCRIPTION = """List, verify, warm and empty a local cache of remote objects. Exit status: 0 if everything was
 done, 1 if blocks were wrong or not everything could be fetched or removed, 2 for a wrong argument, or a report that
 cannot be written, 130 if it was interrupted."""
-
-_INTERRUPTED = 128 + signal.SIGINT  # as a shell has it
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -59,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
         return _do(cache, given)
     except KeyboardInterrupt:
         print("gdsdata.cache: interrupted; the cache keeps the blocks that are complete", file=sys.stderr)
-        return _INTERRUPTED
+        return command_output.INTERRUPTED
 
 
 def _do(cache: Cache, given: argparse.Namespace) -> int:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
+
+INTERRUPTED = 128 + signal.SIGINT  # the exit status, as a shell has it
 
 
 def require(command: str) -> None:

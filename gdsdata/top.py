@@ -16,7 +16,7 @@ _write = functools.partial(command_output.write, "gdsdata.top")
 
 _DESCRIPTION = """Show what the processes of this user that read and save with gdsdata are doing. They have to run with
 GDSDATA_TOP=1 in their environment. Exit status: 0; 1 if no such process was found (--once, --json), or the page could
-not be served; 2 for a wrong argument, or a report that cannot be written."""
+not be served; 2 for a wrong argument, or a report that cannot be written; 130 if one view was interrupted."""
 
 _MOST_EVERY_S = 86400
 
@@ -39,6 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
     if given.allow_remote and not given.serve:
         parser.error("--allow-remote is for --serve")
     sampler = Sampler(functools.partial(client.ask, given.pid), min(0.5, given.every / 2), given.pid)
+    is_one_view = not given.serve and (given.json or given.once or not (sys.stdout and sys.stdout.isatty()))
     try:
         if given.serve:
             from gdsdata.observe.live import server  # few views need a server
@@ -46,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
             return server.serve(given.serve, sampler, given.allow_remote, parser.error)
         if given.json:
             return _print_json(sampler)
-        if given.once or not (sys.stdout and sys.stdout.isatty()):
+        if is_one_view:
             return _print_plain(sampler, given.every)
         from gdsdata.observe.live import terminal
 
@@ -54,8 +55,8 @@ def main(arguments: list[str] | None = None) -> int:
     except (ImportError, PermissionError) as error:
         print(f"gdsdata.top: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        return 0
+    except KeyboardInterrupt:  # a view that runs until Ctrl-C has ended as it should
+        return command_output.INTERRUPTED if is_one_view else 0
     return 0
 
 

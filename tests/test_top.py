@@ -17,6 +17,7 @@ from live_view import data_set_of, own, own_sockets, write_samples
 from torch.utils.data import DataLoader
 
 import gdsdata
+from gdsdata import top
 from gdsdata.observe import counted, live
 from gdsdata.observe.live import client, folder, rates, sections
 
@@ -330,3 +331,12 @@ def test_a_fork_while_the_export_changes_leaves_no_lock_behind(sockets):
 
     with exporter._changing:
         assert exit_code_of_fork(live.start) == 0
+
+
+@pytest.mark.parametrize("option", ["--once", "--json"])
+def test_one_view_that_is_interrupted_is_no_success(sockets, monkeypatch, option):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(rates.Sampler, "_newest", interrupt)
+    assert top.main([option]) == 130
