@@ -61,3 +61,14 @@ def test_a_result_that_ctrl_c_interrupted_is_read_when_it_is_asked_for_again(pat
         futures[0].result()
     for i, future in enumerate(futures):
         assert torch.equal(future.result(), torch.full((SIZES[i],), i, dtype=torch.uint8))
+
+
+def test_a_tensor_is_there_after_ctrl_c_behind_its_read(path, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    future = futures_of(path, planned_load.PlannedLoad())[0]
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(planned_load._Tensor, "set_result", interrupt)
+        future.result()
+    assert torch.equal(future.result(), torch.zeros(SIZES[0], dtype=torch.uint8))

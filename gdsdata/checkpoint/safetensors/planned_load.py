@@ -57,12 +57,16 @@ class PlannedLoad:
         return _Tensor(self, len(self._batches) - 1, (tensor.name, device), dtype)
 
     def take(self, batch: int, key: _Key) -> torch.Tensor:
-        """Return a tensor of a batch, once, and begin the batches behind it."""
+        """Return a tensor of a batch, and begin the batches behind it. `drop` forgets it."""
         with COUNTS.timed(OPENED, calls=0) as sizes_bytes:
             self._begin(min(len(self._batches), batch + 1 + _BATCHES_AHEAD))
             found = self._batches[batch].take(key)
             sizes_bytes.append(found.nbytes)
         return found
+
+    def drop(self, batch: int, key: _Key) -> None:
+        """Do not hold a tensor that was taken."""
+        self._batches[batch].drop(key)
 
     def _begin(self, count: int) -> None:
         for batch in self._batches[self._begun : count]:
@@ -94,7 +98,10 @@ class _Batch:
         if self._reader is not None:
             self._reader.run()
             self._reader = None
-        return self._made.pop(key)
+        return self._made[key]
+
+    def drop(self, key: _Key) -> None:
+        del self._made[key]
 
 
 class _Tensor(Future[torch.Tensor]):
@@ -107,4 +114,5 @@ class _Tensor(Future[torch.Tensor]):
     def result(self, timeout: float | None = None) -> torch.Tensor:
         if not self.done():
             self.set_result(self._load.take(self._batch, self._key).to(dtype=self._dtype))
+            self._load.drop(self._batch, self._key)  # not before: Ctrl-C may come
         return super().result()
