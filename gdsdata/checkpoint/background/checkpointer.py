@@ -91,7 +91,8 @@ class AsyncCheckpointer:
             may save into it. On a file system without ``flock`` a lock file with a heartbeat
             ensures that, and a warning says so. If the holder was killed, the next one's first save
             waits a minute.
-        keep_last: how many of the newest checkpoints are kept, if a save completes. Default 3.
+        keep_last: how many of the newest checkpoints are kept; each complete save removes older
+            ones. Default 3.
         keep_every: checkpoints of steps that are its multiples are kept for ever. None: none are.
         staging_bytes: the most host memory for states that are being written: a number, or as
             "8GiB" (the default). A larger state passes through it piece by piece.
