@@ -24,6 +24,7 @@ from gdsdata.checkpoint.background import staging
 from gdsdata.checkpoint.background.checkpoint_folder import LockedFolder
 from gdsdata.checkpoint.background.file_saves import FileSaves
 from gdsdata.checkpoint.background.save_counts import SaveCounts
+from gdsdata.checkpoint.background.save_handle import SaveHandle
 from gdsdata.checkpoint.background.saver import Saver
 from gdsdata.checkpoint.background.staging import Staged, pieces
 from gdsdata.checkpoint.threads import DaemonThreads
@@ -537,9 +538,19 @@ def test_an_error_in_the_background_is_told_at_the_next_call_and_once(tmp_path):
         assert AsyncCheckpointer(folder).restore(state) == 3
 
 
-def test_each_save_that_failed_in_the_background_is_named_at_the_next_call(tmp_path):
+def saved_together(checkpointer: AsyncCheckpointer, states: dict, monkeypatch) -> list[SaveHandle]:
+    """Save states by their steps. None is written before all of them were asked for."""
+    begin, all_are_asked_for = checkpointer._saver._begin, threading.Event()
+    monkeypatch.setattr(checkpointer._saver, "_begin", lambda step: all_are_asked_for.wait(60) and begin(step))
+    handles = [checkpointer.save(step, state) for step, state in states.items()]
+    all_are_asked_for.set()
+    return handles
+
+
+def test_each_save_that_failed_in_the_background_is_named_at_the_next_call(tmp_path, monkeypatch):
     with AsyncCheckpointer(tmp_path, options=EngineOptions(faults="seed=1,fail=1")) as checkpointer:
-        handles = [checkpointer.save(step, {"a": torch.ones(5000)}) for step in (1, 2, 3)]
+        states = dict.fromkeys((1, 2, 3), {"a": torch.ones(5000)})
+        handles = saved_together(checkpointer, states, monkeypatch)
         assert eventually(lambda: all(handle.done() for handle in handles))
         with pytest.warns(RuntimeWarning) as warned, pytest.raises(IoError, match="step-1"):
             checkpointer.wait()
@@ -575,10 +586,8 @@ def test_a_write_that_fails_while_the_state_is_still_staged_ends_the_save(tmp_pa
 
 def test_waiting_is_for_every_save_also_behind_one_that_failed(tmp_path, monkeypatch):
     with disk_of("12m", tmp_path / "disk") as folder, AsyncCheckpointer(folder, keep_last=5) as checkpointer:
-        begin, all_are_asked_for = checkpointer._saver._begin, threading.Event()
-        monkeypatch.setattr(checkpointer._saver, "_begin", lambda step: all_are_asked_for.wait(60) and begin(step))
-        handles = [checkpointer.save(step, {"a": torch.ones(5 << 20 if step == 0 else 1000)}) for step in range(4)]
-        all_are_asked_for.set()
+        states = {step: {"a": torch.ones(5 << 20 if step == 0 else 1000)} for step in range(4)}
+        handles = saved_together(checkpointer, states, monkeypatch)
         with pytest.raises(IoError, match="reserve space"):
             checkpointer.wait()
         assert all(handle.done() for handle in handles)
