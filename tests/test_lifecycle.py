@@ -36,7 +36,7 @@ from gdsdata import EngineOptions, GDSDataset, read_tensor, write_tensor
 from gdsdata.errors import EngineClosed, GdsdataError
 from gdsdata.formats import Records
 from gdsdata.storage import fork_safe
-from gdsdata.storage.fork_safe import ForkSafeLock
+from gdsdata.storage.fork_safe import fork_safe_lock
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
 
@@ -751,7 +751,7 @@ def test_a_child_that_is_forked_while_a_thread_shares_a_tensor_can_share_others(
 
 @pytest.mark.parametrize("make", [threading.Lock, threading.RLock])
 def test_ctrl_c_as_a_lock_is_taken_or_released_leaves_it_free_and_so_does_a_fork(make):
-    lock, number = ForkSafeLock(make), 1
+    lock, number = fork_safe_lock(make), 1
 
     def is_free():
         with ThreadPoolExecutor(1) as other:  # the owner of an RLock may take it again

@@ -10,9 +10,9 @@ import torch
 
 from gdsdata.checkpoint import hooks_files
 from gdsdata.checkpoint.hooks_report import COUNTS, HooksReport, Snapshot
-from gdsdata.storage.fork_safe import ForkSafeLock
+from gdsdata.storage.fork_safe import fork_safe_lock
 
-_changing = ForkSafeLock()  # guards what follows, and the functions of torch that are replaced
+_changing = fork_safe_lock()  # guards what follows, and the functions of torch that are replaced
 _users: set[Hooks] = set()
 _replaced: list[tuple[Any, str, Any]] = []  # the module or class, the name in it, and torch's own function
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from gdsdata.storage.fork_safe import ForkSafeLock
+from gdsdata.storage.fork_safe import fork_safe_lock
 
 _MOST_REASONS = 200  # some have a file's contents in them; more are counted as one
 
@@ -112,7 +112,7 @@ class Counts:
     """Counts calls since the process began. Any thread may call it."""
 
     def __init__(self) -> None:
-        self._lock = ForkSafeLock(threading.RLock)  # guards what follows
+        self._lock = fork_safe_lock(threading.RLock)  # guards what follows
         self._served: dict[str, Served] = {}
         self._left: Counter[_Key] = Counter()
         self._examples: dict[_Key, str] = {}  # the newest of each

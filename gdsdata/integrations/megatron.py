@@ -17,7 +17,7 @@ from gdsdata.checkpoint.dcp.storage_writer import GDSStorageWriter
 from gdsdata.integrations.overrides import check_overrides
 from gdsdata.integrations.versions import importing
 from gdsdata.io.options import EngineOptions, options_of
-from gdsdata.storage.fork_safe import ForkSafeLock
+from gdsdata.storage.fork_safe import fork_safe_lock
 
 with importing("megatron-core"):
     from megatron.core.dist_checkpointing.strategies import torch as strategies
@@ -26,7 +26,7 @@ with importing("megatron-core"):
 __all__ = ["GDSLoadStrategy", "GDSSaveStrategy"]
 
 _Items = list[tuple[Any, Any]]  # items of a plan, and their data
-_loading = ForkSafeLock()  # guards the name in Megatron's module that a load replaces
+_loading = fork_safe_lock()  # guards the name in Megatron's module that a load replaces
 # Reports of `_write`, of saves that are not finalized yet: all share a queue of Megatron's.
 _unclaimed: dict[str, Any] = {}
 

@@ -11,7 +11,7 @@ import torch
 from gdsdata.checkpoint.open_object import open_path
 from gdsdata.errors import CorruptData
 from gdsdata.integrations.versions import importing
-from gdsdata.storage.fork_safe import ForkSafeLock
+from gdsdata.storage.fork_safe import fork_safe_lock
 from gdsdata.storage.opened import open_stream
 
 with importing("megatron-core"):
@@ -63,7 +63,7 @@ class GDSBinReader:
 
     def __init__(self, bin_path: str | os.PathLike[str], _: Any = None) -> None:
         self._path = os.fspath(bin_path)
-        self._reading = ForkSafeLock()  # guards the two below
+        self._reading = fork_safe_lock()  # guards the two below
         self._process, self._opened = os.getpid(), open_path(self._path)
 
     def read(self, dtype: Any, count: int, offset: int) -> np.ndarray:

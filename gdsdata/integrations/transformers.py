@@ -19,7 +19,7 @@ from gdsdata.checkpoint.safetensors.planned_load import PlannedLoad
 from gdsdata.checkpoint.urls import is_url, joined, local_folder, plain_path, store_and_key
 from gdsdata.integrations.versions import importing
 from gdsdata.io import engine
-from gdsdata.storage.fork_safe import ForkSafeLock
+from gdsdata.storage.fork_safe import fork_safe_lock
 from gdsdata.storage.store import ObjectInfo
 
 with importing("transformers"):
@@ -36,7 +36,7 @@ _OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".
 
 _loading: Any = core_model_loading
 _models: Any = modeling_utils
-_changing = ForkSafeLock()  # guards what follows, and the functions of transformers that are replaced
+_changing = fork_safe_lock()  # guards what follows, and the functions of transformers that are replaced
 _users = 0
 _stock: dict[str, Any] = {}
 _urls: dict[str, str] = {}  # of the objects that empty files stand for

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from gdsdata.storage.fork_safe import ForkSafeLock
+from gdsdata.storage.fork_safe import fork_safe_lock
 from gdsdata.storage.secret import AccountKey, Secret, SharedAccess, Token
 
 _SCOPE = "https://storage.azure.com/.default"
 _SOURCE = "AZURE_STORAGE_... in the environment"
 _found: Any = None
-_finding = ForkSafeLock()  # guards _found
+_finding = fork_safe_lock()  # guards _found
 
 
 def connection_string() -> dict[str, str]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from gdsdata.storage.fork_safe import ForkSafeLock
+from gdsdata.storage.fork_safe import fork_safe_lock
 from gdsdata.storage.secret import Anonymous, NotPickled, Secret, steady_s
 
 # A secret is renewed this long before its end, or when three quarters of its life have passed.
@@ -50,7 +50,7 @@ class Credentials(NotPickled):
 
     def __init__(self, fetch: Callable[[], Secret]) -> None:
         self._fetch = fetch
-        self._renewing = ForkSafeLock()
+        self._renewing = fork_safe_lock()
         self._kept = _NOTHING  # replaced as a whole: `current` reads it without the lock
         self._fetched_at = self._tried_at = -math.inf  # seconds of `steady_s`
 

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar, overload
 T = TypeVar("T")
 
 
-def ForkSafeLock(make: Callable[[], Any] = threading.Lock) -> Any:
+def fork_safe_lock(make: Callable[[], Any] = threading.Lock) -> Any:
     """Return a lock that is free in a child process, whatever thread of the parent held it.
 
     A DataLoader forks its workers while threads of the parent ask for access to objects.

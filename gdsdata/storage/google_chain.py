@@ -9,12 +9,12 @@ from datetime import timezone
 from typing import Any
 
 from gdsdata.storage import transport
-from gdsdata.storage.fork_safe import ForkSafeLock
+from gdsdata.storage.fork_safe import fork_safe_lock
 from gdsdata.storage.secret import Anonymous, Keys, Secret, Token
 
 _SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 _found: Any = None
-_finding = ForkSafeLock()  # guards _found
+_finding = fork_safe_lock()  # guards _found
 
 
 def find_secret(url: str) -> Secret:

@@ -21,8 +21,8 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
-from gdsdata.checkpoint.dcp.coverage import check_covered, check_form, check_placed, check_shape
 from gdsdata.checkpoint.dcp.data_files import INCOMPLETE, DataFiles, check_size
+from gdsdata.checkpoint.dcp.metadata_checks import check_covered, check_form, check_placed, check_shape
 from gdsdata.checkpoint.dcp.metadata_checksum import without_checksum
 from gdsdata.checkpoint.dcp.noted_place import noted_place
 from gdsdata.checkpoint.dcp.object_file_system import place_of

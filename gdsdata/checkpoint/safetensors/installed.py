@@ -15,9 +15,9 @@ from gdsdata.checkpoint.safetensors.files import load_file, save_file
 from gdsdata.checkpoint.safetensors.opened import OPENED, SafeSlice, safe_open
 from gdsdata.checkpoint.safetensors.stock import stock
 from gdsdata.io import engine
-from gdsdata.storage.fork_safe import ForkSafeLock
+from gdsdata.storage.fork_safe import fork_safe_lock
 
-_changing = ForkSafeLock()  # guards what follows, and the names that are replaced
+_changing = fork_safe_lock()  # guards what follows, and the names that are replaced
 _users: set[object] = set()  # blocks of `installed`, and an `_Install` for each call of `install`
 
 

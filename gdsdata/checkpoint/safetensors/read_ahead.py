@@ -16,7 +16,7 @@ from gdsdata.checkpoint.stored import Stored
 from gdsdata.checkpoint.tensor_reader import TensorReader
 from gdsdata.checkpoint.urls import is_url
 from gdsdata.io.options import EngineOptions
-from gdsdata.storage.fork_safe import ForkSafeLock
+from gdsdata.storage.fork_safe import fork_safe_lock
 
 # A tensor up to this size is read by the calling thread, if the page cache has it. A loop over 500
 # MB in 300 tensors then took 0.06 s of CPU time, and 0.18 s by the engine (two cores, 2026-11-26).
@@ -56,7 +56,7 @@ class ReadAhead:
 
     def __init__(self, tensors: Mapping[str, Stored], options: EngineOptions) -> None:
         self._tensors, self._options = tensors, options
-        self._lock = ForkSafeLock()  # guards everything below
+        self._lock = fork_safe_lock()  # guards everything below
         self._process = os.getpid()
         self._orders: list[_Order] = []  # made when needed: those of 20,000 names took a third of a loop
         self._asked: deque[str] = deque(maxlen=_MOST_ASKED)  # not noted by the orders yet, except the first one
@@ -175,7 +175,7 @@ class _Batch:
         self._reader: TensorReader | None = TensorReader(options, verify=False)
         made = self._reader.tensors({(name,): stored for name, stored in wanted.items()}, device)
         self.tensors = {str(path[0]): tensor for path, tensor in made.items()}
-        self._lock = ForkSafeLock()  # one thread at a time ends the reads
+        self._lock = fork_safe_lock()  # one thread at a time ends the reads
         if len(wanted) > 1:
             self._reader.begin()
 

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from gdsdata.storage.fork_safe import ForkSafeLock
+from gdsdata.storage.fork_safe import fork_safe_lock
 from gdsdata.storage.location import Location, location_of
 from gdsdata.storage.store import Store
 
@@ -19,7 +19,7 @@ MODULES = {
     "https": "web",
 }
 
-_making = ForkSafeLock()
+_making = fork_safe_lock()
 _stores: dict[tuple[str, str], Store] = {}
 _options: dict[str, dict[str, Any]] = {}
 

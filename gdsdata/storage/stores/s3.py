@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gdsdata.storage import aws_chain, credentials, failures, sigv4, transport, xml_document
-from gdsdata.storage.fork_safe import ForkSafeLock
+from gdsdata.storage.fork_safe import fork_safe_lock
 from gdsdata.storage.options import check_options, checked_endpoint
 from gdsdata.storage.secret import Keys
 from gdsdata.storage.store import Access
@@ -79,7 +79,7 @@ class S3Store(XmlStore):
         super().__init__("s3", bucket, secrets)
         self._endpoint = endpoint
         self._region = region or (_DEFAULT_REGION if endpoint else "")
-        self._asking = ForkSafeLock()
+        self._asking = fork_safe_lock()
         is_label = _HOST_LABEL.fullmatch(bucket) is not None
         self._is_virtual = addressing == "virtual" or (addressing == "auto" and not endpoint and is_label)
 

@@ -1,4 +1,4 @@
-"""Whether the parts that ``.metadata`` names make whole tensors."""
+"""Checks of ``.metadata`` before a load: its types, and that its parts make whole tensors."""
 
 from __future__ import annotations
 
