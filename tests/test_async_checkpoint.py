@@ -351,6 +351,33 @@ def test_the_newest_is_the_one_that_was_saved_last(tmp_path):
         assert checkpointer.steps() == [110, 50]
 
 
+def test_a_run_that_went_back_continues_from_its_last_save_in_later_processes(tmp_path):
+    state = {"a": 0}
+    with AsyncCheckpointer(tmp_path, keep_last=3) as checkpointer:
+        for step in (1, 2, 3, 4):
+            checkpointer.save(step, {"a": step}).result()
+        assert checkpointer.restore(state, step=2) == 2
+    with AsyncCheckpointer(tmp_path, keep_last=3) as checkpointer:  # nothing was saved since
+        assert checkpointer.restore(state) == 4
+        assert checkpointer.restore(state, step=2) == 2
+        checkpointer.save(3, {"a": 30}).result()
+        assert checkpointer.steps() == [2, 4, 3]
+    save = """
+import sys
+import gdsdata
+
+with gdsdata.AsyncCheckpointer(sys.argv[1], keep_last=2) as checkpointer:
+    state = {"a": 0}
+    assert checkpointer.restore(state) == 3 and state == {"a": 30}, state
+    checkpointer.save(2, {"a": 20}).result()
+"""
+    code, _, stderr = run_script(save, tmp_path)
+    assert code == 0, stderr
+    checkpointer = AsyncCheckpointer(tmp_path)
+    assert checkpointer.steps() == [3, 2]
+    assert checkpointer.restore(state) == 2 and state == {"a": 20}
+
+
 def test_a_step_saved_anew_replaces_the_one_before(tmp_path):
     state = {"a": 0}
     with AsyncCheckpointer(tmp_path) as checkpointer:

@@ -68,7 +68,8 @@ class AsyncCheckpointer:
     A checkpoint is a folder ``step-N`` with a file of each rank, which `torch.load` reads, and a
     manifest. The manifest is written when all files are on storage. Without it there is no
     checkpoint: what a crash has left is never restored, and the next save removes it. If a step is
-    saved again, one rename replaces the old checkpoint.
+    saved again, one rename replaces the old checkpoint. The newest checkpoint is the one that was
+    saved last, also if its step is lower than those of others.
 
     With several ranks (`torch.distributed` is initialized), all of them construct it, save and
     restore together. Each rank saves its own state, of a DTensor its own part, and the same number
