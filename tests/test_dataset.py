@@ -38,6 +38,7 @@ from gdsdata import EngineOptions, GDSDataset, Reading
 from gdsdata.data.batches.source import RingSource
 from gdsdata.data.order.permutation import Order
 from gdsdata.formats import Npy, Records, Tokens
+from gdsdata.io import memory_budget
 
 # ------------------------------------------------------------------------------------- formats x options x cache
 
@@ -462,6 +463,24 @@ def test_a_batch_far_larger_than_all_samples_takes_memory_for_these_alone(tmp_pa
     assert len(dataset) == 1 and dataset.state_dict()["samples_per_step"] == batch_size
     with pytest.raises(ValueError, match=r"have at most 2\*\*62 samples together"):
         read(tmp_path, batch_size=sys.maxsize)
+
+
+@pytest.mark.parametrize(("prefetch", "is_enough"), [(4, False), (1, True)])
+def test_batches_beyond_the_available_memory_are_refused_before_it_is_taken(tmp_path, monkeypatch, prefetch, is_enough):
+    with open(tmp_path / "sparse.bin", "wb") as file:
+        file.truncate(2**25)
+    monkeypatch.setattr(memory_budget, "available_bytes", lambda: 1_300_000_000)
+    source, format = tmp_path / "sparse.bin", Records(shape=(2,), dtype=np.uint8)
+    dataset = GDSDataset(source, 2**22, format, device="cpu", reading=Reading(prefetch=prefetch))
+    if is_enough:
+        assert next(iter(dataset)).shape == (2**22, 2)
+        return
+    said = (
+        r"batch_size=4194304: 4 batches in flight take at least 1577058304 bytes of host memory, and 1300000000 bytes "
+        r"are available: use a smaller batch_size \(94 bytes a sample\), or a smaller prefetch"
+    )
+    with pytest.raises(MemoryError, match=said):
+        iter(dataset)
 
 
 def test_a_batch_whose_ids_find_no_memory_is_an_error_that_names_the_remedy(tmp_path, records, monkeypatch):

@@ -133,6 +133,7 @@ class GDSDataset(BatchDataset):
         TypeError: an argument is of another type.
         ValueError: an argument is out of range, there is no such split, or the files do not fit the
             format.
+        MemoryError: an epoch begins, and ``prefetch`` batches need more memory than is available.
     """
 
     def __init__(

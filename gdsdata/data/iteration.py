@@ -101,6 +101,7 @@ class Iteration:
         """Yield what ends it, once reading has begun, and then the batches."""
         order, source, check_ranks = self._samples.order, self._samples.source, self._ranks.watch(self._samples.share)
         done, total = 0, len(numbers)
+        self._samples.check_memory(total)
         self._network, self._network_before = self._requests(), self._requests_so_far()
         reader = self._samples.reader(epoch, owner)
         self._counted = self._counted[0], reader

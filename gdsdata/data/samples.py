@@ -21,9 +21,11 @@ from gdsdata.data.ranks import Ranks, Share
 from gdsdata.data.split import Split, part_of
 from gdsdata.errors import CorruptData
 from gdsdata.formats.index import Format, Index, SampleIndex
+from gdsdata.io import memory_budget
 from gdsdata.io.engine import Engine
 from gdsdata.io.options import EngineOptions
 
+_UNCHECKED_BYTES = 1 << 30  # less is not compared with the available memory, which takes 0.1 ms to find out
 # Modules that only some data sets need are imported by these: a program pays for what it uses.
 if TYPE_CHECKING:
     from gdsdata.collective.peers import Peers
@@ -152,6 +154,27 @@ class Samples:
         part = Share(self.share.rank * peers.count + peers.place, self.share.world_size * peers.count)
         inner = self.source.reader(epoch._replace(share=part), owner)
         return SharedReader(inner, peers, self.settings._replace(batch_size=self.order.largest_batch), call)
+
+    def check_memory(self, batches: int) -> None:
+        """Refuse batches in flight that need more memory than there is, before any is taken.
+
+        Args:
+            batches: of an epoch, that are read.
+
+        Raises:
+            MemoryError: they need more.
+        """
+        in_flight, sample_bytes = min(batches, self.settings.prefetch), self.source.least_sample_bytes
+        samples = min(in_flight * self._batch_samples, len(self.index) // self.share.world_size + 1)
+        if samples * sample_bytes < _UNCHECKED_BYTES:
+            return
+        available_bytes = memory_budget.available_bytes()
+        if samples * sample_bytes > available_bytes:
+            raise MemoryError(
+                f"batch_size={self.settings.batch_size}: {in_flight} batches in flight take at least "
+                f"{samples * sample_bytes} bytes of host memory, and {available_bytes} bytes are available: use a "
+                f"smaller batch_size ({sample_bytes} bytes a sample), or a smaller prefetch"
+            )
 
     def ring_bytes(self, number: int, reader: Reader[Any] | None) -> int:
         """Return the memory of batches in flight or ready, at most, and of row groups.
