@@ -1,4 +1,4 @@
-"""`BatchDataset`: the base of `GDSDataset` and `Mix`, which yield whole batches."""
+"""`BatchDataset`: the base of data sets that yield whole batches."""
 
 from __future__ import annotations
 

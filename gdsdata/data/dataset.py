@@ -12,13 +12,13 @@ import torch
 from torch.utils.data import get_worker_info
 
 from gdsdata.data import arguments
-from gdsdata.data.batch_dataset import BatchDataset
 from gdsdata.data.batches.settings import BatchSettings
+from gdsdata.data.epoch_dataset import EpochDataset
 from gdsdata.data.groups import Fields, Reading, Sharding, group_of
 from gdsdata.data.indexing import Indexing
 from gdsdata.data.iteration import Iteration
-from gdsdata.data.loaders import is_over_in_lightning, refuse_second_share, refuse_spinning, warn_of_stacking
-from gdsdata.data.progress import Begun, Progress, checked_epoch, fails
+from gdsdata.data.loaders import refuse_second_share
+from gdsdata.data.progress import Begun, Progress, checked_epoch
 from gdsdata.data.ranks import EpochRanks, Ranks, Share
 from gdsdata.data.samples import Samples
 from gdsdata.data.split import checked_split
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from gdsdata.observe.report import Report
 
 
-class GDSDataset(BatchDataset):
+class GDSDataset(EpochDataset):
     """Batches of samples from files, read ahead by the engine.
 
     An iterator gives one epoch of batches. A batch is a tensor of shape ``(B, *sample shape)`` (the
@@ -311,20 +311,10 @@ class GDSDataset(BatchDataset):
             f"shuffle={samples.shuffle_name}, device={self.device})"
         )
 
-    def __iter__(self) -> Iterator[Any]:
-        """Begin to read this epoch, or the rest of it after `load_state_dict`."""
-        warn_of_stacking(self)
-        refuse_spinning(self)
-        is_over = is_over_in_lightning(self)
-        try:
-            begun = self._progress.begin(len(self), self._samples.step_samples)
-        except ValueError as error:
-            if self._progress.is_in_later_loop:
-                return fails(error)
-            raise
-        if is_over:
-            return iter(())
+    def _step_samples(self) -> int:
+        return self._samples.step_samples
 
+    def _batches_of(self, begun: Begun) -> Iterator[Any]:
         def handed_out(given: int) -> None:
             self._progress.handed_out(begun, given)
             if given == len(begun.numbers):

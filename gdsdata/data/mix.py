@@ -12,11 +12,11 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from gdsdata.data.batch_dataset import BatchDataset
 from gdsdata.data.dataset import GDSDataset
-from gdsdata.data.loaders import is_over_in_lightning, refuse_second_share, refuse_spinning, warn_of_stacking
+from gdsdata.data.epoch_dataset import EpochDataset
+from gdsdata.data.loaders import refuse_second_share
 from gdsdata.data.order.permutation import as_array
-from gdsdata.data.progress import Begun, Progress, checked_epoch, fails, position_in
+from gdsdata.data.progress import Begun, Progress, checked_epoch, position_in
 from gdsdata.data.ranks import EpochRanks, Ranks, Share
 from gdsdata.whole_numbers import shown, whole_number
 
@@ -133,7 +133,7 @@ def _left_turns(fork: _Fork, turns: _Turns) -> _Turns:
     return high * fork.left_share + ((low * fork.left_share + _HALF) >> _SHARE_BITS)
 
 
-class Mix(BatchDataset):
+class Mix(EpochDataset):
     """Batches of several data sets, in proportions that hold at every moment.
 
     After n batches, source i has given ``n * weights[i] / sum(weights)`` of them, give or take less
@@ -279,7 +279,7 @@ class Mix(BatchDataset):
             self._take_up(before)
             raise
         self._epoch_ranks.release()
-        self._progress.load(state, self._batches, self._steps())
+        self._progress.load(state, self._batches, self._step_samples())
 
     def _load_sources(self, state: dict[str, Any]) -> None:
         for key, now in self._identity().items():
@@ -291,7 +291,7 @@ class Mix(BatchDataset):
             except ValueError as error:
                 raise ValueError(f"source {i}: {error}") from error
 
-    def _steps(self) -> list[int]:
+    def _step_samples(self) -> list[int]:
         return [source.batch_size * self._share.world_size for source in self.sources]
 
     def _identity(self) -> dict[str, Any]:
@@ -301,19 +301,7 @@ class Mix(BatchDataset):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.sources}, weights={self.weights}, stop={self.stop!r})"
 
-    def __iter__(self) -> Iterator[Any]:
-        """Begin to read this epoch, or the rest of it after `load_state_dict`."""
-        warn_of_stacking(self)
-        refuse_spinning(self)
-        is_over = is_over_in_lightning(self)
-        try:
-            begun = self._progress.begin(len(self), self._steps())
-        except ValueError as error:
-            if self._progress.is_in_later_loop:
-                return fails(error)
-            raise
-        if is_over:
-            return iter(())
+    def _batches_of(self, begun: Begun) -> Iterator[Any]:
         for source in self.sources:
             source.agree_on_shuffle()
         begin, numbers = begun.epoch * self._batches, begun.numbers

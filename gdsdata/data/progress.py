@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from multiprocessing.context import get_spawning_popen
 from typing import Any, NamedTuple
 
@@ -397,15 +397,6 @@ class Progress:
 def _epoch_and_moves(rows: np.ndarray) -> tuple[int, int]:
     """Return the epoch of the next iterator, and how often the place was set, as rows say it."""
     return int(rows[_EPOCHS].min()), int(rows[_NOTES, _MOVES])
-
-
-def fails(error: Exception) -> Iterator[Any]:
-    """Raise ``error`` at the first batch.
-
-    A DataLoader passes on no error of ``iter(dataset)`` in a worker's later loops: it dies of it.
-    """
-    yield from ()
-    raise error
 
 
 def _at_start_of_worker(rows: np.ndarray) -> dict[str, Any]:

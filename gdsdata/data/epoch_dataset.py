@@ -1,0 +1,53 @@
+"""`EpochDataset`: the base of `GDSDataset` and `Mix`, whose iterators give an epoch each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from gdsdata.data.batch_dataset import BatchDataset
+from gdsdata.data.loaders import is_over_in_lightning, refuse_spinning, warn_of_stacking
+from gdsdata.data.progress import Begun, Progress
+
+
+class EpochDataset(BatchDataset):
+    """A data set whose iterators give an epoch each, or the rest of it.
+
+    A subclass makes `_progress`, and has the methods that are not implemented here.
+    """
+
+    _progress: Progress
+
+    def __len__(self) -> int:
+        """Return this rank's number of batches in an epoch."""
+        raise NotImplementedError
+
+    def _step_samples(self) -> int | list[int]:
+        """Return the samples of a step of all ranks; of several sources, for each."""
+        raise NotImplementedError
+
+    def _batches_of(self, begun: Begun) -> Iterator[Any]:
+        """Return the batches of an iterator that has begun."""
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begin to read this epoch, or the rest of it after `load_state_dict`."""
+        warn_of_stacking(self)
+        refuse_spinning(self)
+        is_over = is_over_in_lightning(self)
+        try:
+            begun = self._progress.begin(len(self), self._step_samples())
+        except ValueError as error:
+            if self._progress.is_in_later_loop:
+                return _fails(error)
+            raise
+        return iter(()) if is_over else self._batches_of(begun)
+
+
+def _fails(error: Exception) -> Iterator[Any]:
+    """Raise ``error`` at the first batch.
+
+    A DataLoader passes on no error of ``iter(dataset)`` in a worker's later loops: it dies of it.
+    """
+    yield from ()
+    raise error
