@@ -181,6 +181,36 @@ def test_an_epoch_that_is_no_number_of_one_is_refused(file, epoch):
             dataset.set_epoch(epoch)
 
 
+@pytest.mark.parametrize("make", [read, lambda file: Mix([read(file), read(file)])])
+def test_the_states_behind_the_largest_epoch_are_loaded(file, make):
+    dataset = make(file)
+    with pytest.raises(ValueError) as refused:
+        dataset.set_epoch(2**63)
+    largest = int(str(refused.value).rpartition(" ")[2])
+    dataset.set_epoch(largest)
+    epochs = [arrays(dataset) for _ in range(2)]
+    state = dataset.state_dict()
+    assert state["epoch"] == largest + 2
+    resumed = make(file)
+    resumed.load_state_dict(state)
+    assert resumed.state_dict() == state
+    batches = iter(dataset)
+    next(batches)
+    resumed.load_state_dict(dataset.state_dict())
+    assert_same_batches(arrays(resumed), arrays(batches))
+    assert len(epochs[0]) == len(epochs[1]) == len(dataset)
+
+
+@pytest.mark.parametrize("make", [read, lambda file: Mix([read(file), read(file)])])
+def test_an_epoch_of_a_state_beyond_all_counting_is_refused(file, make):
+    dataset = make(file)
+    state = dataset.state_dict()
+    for epoch in (2**62 * 3 // 2 + 1, 2**63):
+        with pytest.raises(ValueError, match=rf"the state's 'epoch' is {epoch}, and should be a whole number in 0 to"):
+            dataset.load_state_dict({**state, "epoch": epoch})
+    assert dataset.state_dict() == state
+
+
 @pytest.mark.parametrize("state", [None, [], "epoch", 3])
 def test_what_is_no_state_is_refused_in_words(file, state):
     for dataset in (read(file), Mix([read(file)])):

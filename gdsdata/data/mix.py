@@ -216,6 +216,10 @@ class Mix(EpochDataset):
         self._take_up(self._epoch_ranks.fix(self._progress.epoch, _share_found(self.sources)))
         return self._batches
 
+    @property
+    def _largest_epoch(self) -> int:
+        return _LARGEST_POSITION // self._batches
+
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iterator, from its first batch.
 
@@ -228,7 +232,7 @@ class Mix(EpochDataset):
             RuntimeError: as of a `GDSDataset`.
         """
         refuse_second_share(self, lambda: max(source.world_size for source in self.sources))
-        self._progress.go_to(checked_epoch(epoch, _LARGEST_POSITION // self._batches))
+        self._progress.go_to(checked_epoch(epoch, self._largest_epoch))
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the newest iterator is: plain numbers, and the sources' states.
@@ -274,6 +278,7 @@ class Mix(EpochDataset):
         of_state = self.sources[0].ranks.of_state(state["sources"][0], self.sources[0].batch_size)
         try:
             self._take_up(_share_found(self.sources, Ranks.found_or_none) or of_state)
+            position_in(state, self._largest_epoch)
             self._load_sources(state)
         except ValueError:
             self._take_up(before)

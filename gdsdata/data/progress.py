@@ -28,7 +28,7 @@ from gdsdata.whole_numbers import shown, whole_number
 _EPOCHS, _BATCHES, _NOTES = range(3)
 _IS_IN_WORKERS, _HAS_WARNED, _MOVES, _CHANGES, _LOOP, _SEED, _OF_LOADER, _LOOP_EPOCH, _LOOP_MOVES, _LOADED = range(10)
 _ON_BREAK = ("restart", "continue")
-_LARGEST_EPOCH = 2**62  # so that the rows have place for the next one
+_LARGEST_EPOCH = 2**62  # of set_epoch()
 
 
 def checked_epoch(epoch: int, largest: int = _LARGEST_EPOCH) -> int:
@@ -73,22 +73,29 @@ class _Position(NamedTuple):
     workers: int
 
 
-def position_in(state: Mapping[str, Any]) -> _Position:
+def position_in(state: Mapping[str, Any], largest_epoch: int = _LARGEST_EPOCH) -> _Position:
     """Return the position that a state of a data set or a mix says.
+
+    Its epoch may be half as large again as that of ``set_epoch``. No loop gets that far behind it,
+    so each state that is taken can be loaded, and the rows have place for the next epoch.
+
+    Args:
+        state: as `Progress.state` returned it.
+        largest_epoch: of ``set_epoch``.
 
     Raises:
         ValueError: one of its numbers is missing, or cannot be.
     """
     numbers = []
-    for name in _Position._fields:
+    for name, largest in zip(_Position._fields, (largest_epoch * 3 // 2, _LARGEST_EPOCH, _LARGEST_EPOCH), strict=True):
         try:
             number = whole_number(name, state.get(name))
         except TypeError:
             number = -1
-        if not 0 <= number <= _LARGEST_EPOCH:
+        if not 0 <= number <= largest:
             said = f"is {shown(state[name])}" if name in state else "is missing"
             raise ValueError(
-                f"the state's {name!r} {said}, and should be a whole number in 0 to {_LARGEST_EPOCH}: load a state as "
+                f"the state's {name!r} {said}, and should be a whole number in 0 to {largest}: load a state as "
                 "state_dict() returned it"
             )
         numbers.append(number)
