@@ -4,9 +4,11 @@ import argparse
 import contextlib
 import gc
 import gzip
+import inspect
 import json
 import os
 import pickle
+import pydoc
 import re
 import sys
 import threading
@@ -46,6 +48,35 @@ def written(path, content: bytes):
 def zip_of(state, path):
     torch.save(state, path)
     return path.read_bytes()
+
+
+# ---------------------------------------------------------------------------------------------- arguments of torch
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "remedy"),
+    [
+        ("map_location", "cuda", "write device=, as in device='cuda'"),
+        ("map_location", torch.device("cpu"), "write device=, as in device='cpu'"),
+        ("map_location", {"cuda:1": "cuda:0"}, "write device=, the device of all tensors; for a function or a dict, "),
+        ("map_location", None, "leave it out, or write device= if tensors are not for the CPU"),
+        ("mmap", True, "leave it out"),
+        ("pickle_module", pickle, "leave it out, or call torch.load"),
+    ],
+)
+def test_arguments_of_torch_load_are_refused_with_what_to_write(tmp_path, name, value, remedy):
+    torch.save(STATE, tmp_path / "x.pt")
+    said = rf"load\(\) got an unexpected keyword argument '{name}', which is one of torch.load: {re.escape(remedy)}"
+    with pytest.raises(TypeError, match=said):
+        gdsdata.load(tmp_path / "x.pt", **{name: value})
+
+
+def test_load_has_its_own_arguments_alone():
+    names = set(inspect.signature(gdsdata.load).parameters)
+    assert {"path", "device", "into"} < names and not names & {"map_location", "mmap", "kwargs", "arguments"}
+    assert "map_location" not in pydoc.plain(pydoc.render_doc(gdsdata.load))
+    with pytest.raises(TypeError, match="unexpected keyword argument 'devices'"):
+        gdsdata.load("x.pt", devices="cpu")
 
 
 # ------------------------------------------------------------------------------------------------ files

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gdsdata.checkpoint.explanations import checked_path
+from gdsdata.checkpoint.explanations import checked_path, torch_arguments_explained
 from gdsdata.checkpoint.gc_pause import collector_paused
 from gdsdata.checkpoint.open_file import OpenFile
 from gdsdata.checkpoint.open_object import open_path
@@ -95,6 +95,7 @@ def save(value: Any, path: str | os.PathLike[str], *, options: EngineOptions | N
     note_checkpoint_stall(time.perf_counter() - started)
 
 
+@torch_arguments_explained
 @collector_paused()
 def load(
     path: str | os.PathLike[str],

@@ -6,13 +6,14 @@ They are mistakes of users, and errors of torch and pickle.
 from __future__ import annotations
 
 import contextlib
+import functools
 import glob
 import os
 import pickle
 import re
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -20,6 +21,9 @@ from gdsdata.checkpoint.tree import leaves, name_of
 from gdsdata.checkpoint.urls import plain_path
 from gdsdata.errors import CorruptData, GdsdataError
 from gdsdata.storage.paths import absolute
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _FETCH = "Fetch or save the file again, or load an earlier checkpoint"
 # How other files begin that are found under a checkpoint's name: what each is, and the remedy.
@@ -58,6 +62,41 @@ def checked_path(path: Any, caller: str) -> str:
     else:
         remedy = "give a str or an os.PathLike"
     raise TypeError(f"path={path!r:.100} is of type {type(path).__name__}, and no path of one file: {remedy}")
+
+
+def _device_in_words(location: Any) -> str:
+    if location is None:
+        return "leave it out, or write device= if tensors are not for the CPU"
+    if isinstance(location, (str, torch.device)):
+        return f"write device=, as in device={str(location)!r}"
+    return "write device=, the device of all tensors; for a function or a dict, call torch.load"
+
+
+# Remedies for the arguments of torch.load that gdsdata's has no equal of, by name.
+_OF_TORCH_LOAD: dict[str, Callable[[Any], str]] = {
+    "map_location": _device_in_words,
+    "mmap": lambda _: "leave it out, because bytes go straight into the tensors",
+    "pickle_module": lambda _: "leave it out, or call torch.load",
+}
+
+
+def torch_arguments_explained(load: Callable[P, T]) -> Callable[P, T]:
+    """Have a TypeError for an argument of torch.load say what to write.
+
+    A decorator of `load`, whose signature stays as it is.
+    """
+
+    @functools.wraps(load)
+    def checked(*positional: P.args, **named: P.kwargs) -> T:
+        for name in named:
+            if name in _OF_TORCH_LOAD:
+                remedy = _OF_TORCH_LOAD[name](named[name])
+                raise TypeError(
+                    f"load() got an unexpected keyword argument {name!r}, which is one of torch.load: {remedy}"
+                )
+        return load(*positional, **named)
+
+    return checked
 
 
 def no_file(path: str) -> str:
