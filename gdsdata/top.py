@@ -34,6 +34,8 @@ def main(arguments: list[str] | None = None) -> int:
         "--allow-remote", action="store_true", help="let --serve have an address that other machines reach"
     )
     given = parser.parse_args(arguments)
+    if given.pid is not None and given.pid < 1:
+        parser.error(f"--pid {given.pid} is no process id: give a number of 1 or more")
     if not 0 < given.every <= _MOST_EVERY_S:
         parser.error(f"--every {given.every:g} must be more than 0, and at most {_MOST_EVERY_S} (a day)")
     if given.allow_remote and not given.serve:

@@ -221,6 +221,22 @@ def test_a_record_that_cannot_be_written_says_why(file, capsys):
     assert "--record cannot write '/proc/x': No such file or directory" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--record", ""], "--record '' is no folder: name one that is not there yet"),
+        (["--pid", "-5"], "--pid -5 is no process id: give a number of 1 or more"),
+        (["--pid", "0"], "--pid 0 is no process id: give a number of 1 or more"),
+    ],
+)
+def test_arguments_that_mean_nothing_are_refused_before_anything_is_examined(file, capsys, arguments, said):
+    host = doctor.ThisHost({}, {})
+    with pytest.raises(SystemExit) as ended:
+        program.main([str(file), *arguments], host)
+    assert ended.value.code == 2 and said in capsys.readouterr().err
+    assert host.pid is None
+
+
 # --- nothing hangs ----------------------------------------------------------------------------------------------------
 
 

@@ -159,6 +159,7 @@ def test_a_process_that_does_not_export_is_named_while_another_one_does(sockets,
     ("arguments", "said"),
     [
         (["--every", "0"], "must be more than 0"),
+        (["--pid", "-5"], "--pid -5 is no process id: give a number of 1 or more"),
         (["--every", "1e20"], "must be more than 0, and at most 86400"),
         (["--allow-remote"], "--allow-remote is for --serve"),
         (["--serve", "0.0.0.0:8000"], "other machines reach this address"),

@@ -49,6 +49,10 @@ def main(arguments: list[str] | None = None, host: ThisHost | None = None) -> in
         help="show which frameworks are installed, and how each uses gdsdata; PATH is not looked at",
     )
     given = parser.parse_args(arguments)
+    if given.pid is not None and given.pid < 1:
+        parser.error(f"--pid {given.pid} is no process id: give a number of 1 or more")
+    if given.record == "":
+        parser.error("--record '' is no folder: name one that is not there yet")
     if given.frameworks:
         its = frameworks.installed()
         _write(_frameworks_as_json() if given.json else frameworks.as_text(its, of_this_process=False))
