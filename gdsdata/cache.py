@@ -8,6 +8,10 @@ import sys
 import time
 
 from gdsdata import command_output
+
+if __name__ == "__main__":
+    command_output.leave_if_interrupted()  # the imports below take a while
+
 from gdsdata.formats.listing import listing_of
 from gdsdata.io.remote_access import CACHE_VARIABLE
 from gdsdata.progress_bars import show_progress
@@ -142,4 +146,4 @@ def _gb(size_bytes: int) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command_output.status_of(main))

@@ -1,4 +1,7 @@
-"""Prints the reports of command lines. If one cannot be written, a sentence says so."""
+"""Prints the reports of command lines, and ends them.
+
+If a report cannot be written, a sentence says so. Ctrl-C ends a program quietly at any time.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,33 @@ import io
 import os
 import signal
 import sys
+from collections.abc import Callable
 
 INTERRUPTED = 128 + signal.SIGINT  # the exit status, as a shell has it
+
+
+def leave_if_interrupted() -> None:
+    """Have Ctrl-C end this process at once and quietly, until `status_of` is called.
+
+    A program calls it before its imports, which have nothing to undo. A parent that ignores Ctrl-C
+    for this process is obeyed.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _leave)
+
+
+def _leave(*_: object) -> None:
+    os._exit(INTERRUPTED)
+
+
+def status_of(main: Callable[[], int]) -> int:
+    """Return the exit status of a program: that of ``main``, or 130 if Ctrl-C ended it."""
+    try:
+        if signal.getsignal(signal.SIGINT) is _leave:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        return main()
+    except KeyboardInterrupt:
+        return INTERRUPTED
 
 
 def require(command: str) -> None:

@@ -9,6 +9,10 @@ import sys
 import time
 
 from gdsdata import command_output
+
+if __name__ == "__main__":
+    command_output.leave_if_interrupted()  # the imports below take a while
+
 from gdsdata.observe.live import client, sections
 from gdsdata.observe.live.rates import Sampler
 
@@ -79,4 +83,4 @@ def _print_plain(sampler: Sampler, every_s: float) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command_output.status_of(main))

@@ -16,7 +16,7 @@ from helpers import REFUSES_DIRECT, in_new_process, lack_of_uring, refuses_direc
 
 from gdsdata import doctor
 from gdsdata.doctor import __main__ as program
-from gdsdata.doctor import evidence, probes, report, transfers
+from gdsdata.doctor import evidence, examination, probes, report, transfers
 from gdsdata.errors import IoError
 from gdsdata.io import calibration
 from gdsdata.io.options import MIB, EngineOptions
@@ -291,7 +291,7 @@ def test_a_path_that_does_not_answer_is_told_in_time(file, monkeypatch):
             released.wait(60)
         return plain(path, *arguments, **named)
 
-    monkeypatch.setattr(doctor, "STATUS_LIMIT_S", 0.2)
+    monkeypatch.setattr(examination, "STATUS_LIMIT_S", 0.2)
     monkeypatch.setattr(os, "stat", hang)
     try:
         host = doctor.this_host()

@@ -11,8 +11,13 @@ import sys
 from dataclasses import asdict
 
 from gdsdata import command_output
-from gdsdata.doctor import REQUIREMENTS, diagnose, frameworks, locate, this_host, transfers, works
+
+if __name__ == "__main__":
+    command_output.leave_if_interrupted()  # the imports below take a while
+
+from gdsdata.doctor import frameworks, transfers
 from gdsdata.doctor.evidence import ThisHost
+from gdsdata.doctor.examination import REQUIREMENTS, diagnose, locate, this_host, works
 from gdsdata.doctor.report import as_json, as_text
 from gdsdata.doctor.url_checks import shown
 from gdsdata.storage.location import is_url
@@ -20,7 +25,8 @@ from gdsdata.storage.location import is_url
 _write = functools.partial(command_output.write, "gdsdata.doctor")
 
 _DESCRIPTION = """Find out what this machine can do, which path would serve PATH, and what to do about each no. Exit
-status: 0 if PATH can be read as required, 1 if not, 2 for a wrong argument or a report that cannot be written."""
+status: 0 if PATH can be read as required, 1 if not, 2 for a wrong argument or a report that cannot be written, 130 if
+it was interrupted."""
 
 _OF_PATH = "a file, a folder of files (default: the current one), or a URL: s3://, gs://, az://, https://"
 
@@ -105,10 +111,7 @@ def _frameworks_as_json() -> str:
 def run() -> None:
     """End the process, also if a thread was left behind that cannot be ended."""
     host = this_host()
-    try:
-        status = main(host=host)
-    except KeyboardInterrupt:
-        status = 130
+    status = command_output.status_of(lambda: main(host=host))
     for stream in filter(None, (sys.stdout, sys.stderr)):  # None: it is closed
         stream.flush()
     if host.left_behind:

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from gdsdata.doctor import CHECKS, URL_CHECKS
+from gdsdata.doctor.examination import CHECKS, URL_CHECKS
 from gdsdata.doctor.finding import Finding
 from gdsdata.doctor.transfers import Transfer
 
