@@ -256,7 +256,13 @@ def test_damaged_dcp_metadata_is_corrupt_with_its_path(tmp_path, damage):
     with pytest.raises(CorruptData, match=f"'{path}' (is cut short or damaged|cannot be unpickled)") as caught:
         gdsdata.GDSStorageReader(tmp_path).read_metadata()
     assert caught.value.path == str(path) and "load an" in str(caught.value)
-    assert str(caught.value) in str(failed_dcp_load(tmp_path, dict(STATE)))  # torch passes on the text alone
+    said = str(failed_dcp_load(tmp_path, dict(STATE)))  # torch passes on the text alone
+    assert said.endswith(str(caught.value)) and "there is no file" not in said
+
+
+def test_dcp_metadata_that_cannot_be_opened_is_the_last_error_of_a_load(tmp_path):
+    (tmp_path / ".metadata").mkdir()
+    assert str(failed_dcp_load(tmp_path, dict(STATE))).endswith(f"Is a directory: '{tmp_path / '.metadata'}'")
 
 
 def test_a_missing_dcp_data_file_is_named_with_its_metadata_file(tmp_path):

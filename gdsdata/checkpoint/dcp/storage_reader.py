@@ -7,6 +7,7 @@ torch.distributed.checkpoint.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import io
 import itertools
@@ -108,6 +109,7 @@ class GDSStorageReader(FileSystemReader):
     """
 
     _sent_plan: LoadPlan | None = None
+    _error_of_all: Exception | None = None  # why the metadata of all ranks could not be read
 
     def __init__(
         self, path: str | os.PathLike[str], *, verify: bool = False, options: EngineOptions | None = None
@@ -138,6 +140,14 @@ class GDSStorageReader(FileSystemReader):
                 if not checked.has_checksum:
                     check_form(metadata)
                 return metadata
+        except (GdsdataError, OSError, ImportError, AttributeError) as error:
+            if kwargs.get("rank") is None:
+                self._error_of_all = copy.copy(error)  # without its frames
+            elif isinstance(error, FileNotFoundError) and self._error_of_all is not None:
+                # torch looks for metadata of this rank alone, which few checkpoints have. The first
+                # error says what is wrong.
+                raise self._error_of_all from error
+            raise
         finally:
             self.fs = file_system
 
