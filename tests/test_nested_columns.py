@@ -524,3 +524,68 @@ def test_tensors_in_lists_whose_axes_are_stored_in_another_order_are_refused(tmp
     path = write(tmp_path / f"a{ending}", pa.table({"x": lists}))
     with pytest.raises(ValueError, match="column 'x' is of the type .*permutation.*which has no form in a batch"):
         FORMATS[ending]().index([str(path)])
+
+
+# ------------------------------------------------------------------------------------------------- extension types
+
+
+def only_batch(path, fill_null=None, batch_size=4):
+    data = gdsdata.GDSDataset(path, batch_size, type_of(path)(fill_null=fill_null), shuffle=False, device="cpu")
+    (batch,) = data
+    return batch
+
+
+def type_of(path):
+    return FORMATS[path.suffix]
+
+
+@pytest.mark.parametrize("ending", FORMATS)
+def test_tensors_in_lists_have_their_shape(tmp_path, ending):
+    values = np.arange(48, dtype=np.float32).reshape(8, 2, 3)
+    tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(values)
+    table = pa.table(
+        {
+            "some": pa.ListArray.from_arrays([0, 3, 3, 7, 8], tensors),
+            "pairs": pa.FixedSizeListArray.from_arrays(tensors, 2),
+            "deep": pa.ListArray.from_arrays([0, 1, 1, 2, 3], pa.ListArray.from_arrays([0, 3, 7, 8], tensors)),
+        }
+    )
+    batch = only_batch(write(tmp_path / f"a{ending}", table))
+    expected = torch.from_numpy(values)
+    assert [one.shape for one in batch["some"].as_list()] == [(3, 2, 3), (0, 2, 3), (4, 2, 3), (1, 2, 3)]
+    assert torch.equal(torch.cat(list(batch["some"].as_list())), expected)
+    assert torch.equal(batch["pairs"], expected.reshape(4, 2, 2, 3))
+    assert as_python(batch["deep"]) == [[values[:3].tolist()], [], [values[3:7].tolist()], [values[7:].tolist()]]
+
+
+@pytest.mark.parametrize("ending", FORMATS)
+def test_booleans_of_a_byte_are_booleans(tmp_path, ending):
+    bytes_ = pa.array([0, 1, -1, 2, 0, 127, -128, 0], pa.int8())  # all but 0 are true
+    flags = pa.ExtensionArray.from_storage(pa.bool8(), bytes_)
+    expected = [False, True, True, True, False, True, True, False]
+    table = pa.table(
+        {
+            "flag": flags[:4],
+            "pair": pa.FixedSizeListArray.from_arrays(flags, 2),
+            "some": pa.ListArray.from_arrays([0, 3, 3, 7, 8], flags),
+            "in": pa.StructArray.from_arrays([flags[4:]], ["flag"]),
+        }
+    )
+    batch = only_batch(write(tmp_path / f"a{ending}", table))
+    assert {batch[name].dtype for name in ("flag", "pair", "in.flag")} == {torch.bool}
+    assert batch["flag"].tolist() == expected[:4] and batch["in.flag"].tolist() == expected[4:]
+    assert batch["flag"].sum() == 3 and batch["flag"].view(torch.uint8).tolist() == [0, 1, 1, 1]
+    assert batch["pair"].tolist() == np.reshape(expected, (4, 2)).tolist()
+    assert as_python(batch["some"]) == [expected[:3], [], expected[3:7], expected[7:]]
+    assert batch["some"].values.dtype == torch.bool
+
+
+@pytest.mark.parametrize("ending", FORMATS)
+def test_nulls_among_booleans_of_a_byte_need_a_value(tmp_path, ending):
+    storage = pa.array([2, None, 0, None], pa.int8())
+    path = write(tmp_path / f"a{ending}", pa.table({"flag": pa.ExtensionArray.from_storage(pa.bool8(), storage)}))
+    assert only_batch(path, fill_null={"flag": 1})["flag"].tolist() == [True, True, False, True]
+    with pytest.raises(ValueError, match="column 'flag' has nulls"):
+        only_batch(path)
+    with pytest.raises(ValueError, match="fill_null has 2 for column 'flag', which bool has no value for"):
+        only_batch(path, fill_null={"flag": 2})

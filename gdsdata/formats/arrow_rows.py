@@ -43,7 +43,7 @@ def lie_in_place(schema: pyarrow.Schema, columns: Sequence[Column]) -> bool:
         while is_list(kind) or types.is_fixed_size_list(kind):
             is_stretch = is_stretch and not (is_list(kind) and field.shape is not None)
             kind = storage_of(kind.value_type)
-        is_stored_so = not types.is_boolean(kind) and not types.is_decimal(kind) and not types.is_dictionary(kind)
+        is_stored_so = field.element_dtype.kind != "b" and not types.is_decimal(kind) and not types.is_dictionary(kind)
         if not is_stretch or not is_stored_so or field.depth > 1 or field.row_shape:
             return False
     return not any(_has_views(field.type) for field in schema)

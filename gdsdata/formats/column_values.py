@@ -158,8 +158,11 @@ def _dense(array: pyarrow.Array, shape: tuple[int, ...], dtype: np.dtype, fill: 
         return _dense(array.flatten(), shape[1:], dtype, fill).reshape(len(array), width)
     if types.is_boolean(array.type):
         return array.to_numpy(zero_copy_only=False).reshape(len(array), width)
-    values = np.frombuffer(array.buffers()[1], dtype) if len(array) else np.empty(0, dtype)
-    return values[array.offset * width : (array.offset + len(array)) * width].reshape(len(array), width)
+    is_byte = dtype.kind == "b"  # any but 0 is true
+    stored_dtype = np.dtype(np.int8) if is_byte else dtype
+    values = np.frombuffer(array.buffers()[1], stored_dtype) if len(array) else np.empty(0, stored_dtype)
+    values = values[array.offset * width : (array.offset + len(array)) * width].reshape(len(array), width)
+    return values != 0 if is_byte else values
 
 
 def _rows_of_shape(array: pyarrow.Array, field: Field, fill: float | None) -> pyarrow.Array:

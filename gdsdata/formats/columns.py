@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _FLOATS = {"halffloat": "f2", "float": "f4", "double": "f8"}
 # `datasets` writes arrays of this type as lists of lists; the type's own metadata have the shape.
 _HF_ARRAYS = "datasets.features.features.Array"
+_TENSOR, _BOOLEAN = "arrow.fixed_shape_tensor", "arrow.bool8"  # Arrow's own; this boolean takes a byte
 _NAME, _METADATA = b"ARROW:extension:name", b"ARROW:extension:metadata"
 
 # In the place of a unit: the type says that all values are null, or all lists empty.
@@ -110,7 +111,7 @@ def scalar_dtype(kind: pyarrow.DataType) -> np.dtype | None:
     Dates and times are their integers, and decimals are float64.
     """
     types = arrow_module("pyarrow.types")
-    if types.is_boolean(kind):
+    if types.is_boolean(kind) or _extension(kind) == _BOOLEAN:
         return np.dtype(bool)
     if types.is_integer(kind):
         return np.dtype(f"<{'i' if types.is_signed_integer(kind) else 'u'}{kind.bit_width // 8}")
@@ -147,13 +148,15 @@ def is_list(kind: pyarrow.DataType) -> bool:
     return types.is_list(kind) or types.is_large_list(kind)
 
 
-def _is_tensor(kind: pyarrow.DataType) -> bool:
-    return str(getattr(kind, "extension_name", "")) == "arrow.fixed_shape_tensor"
+def _extension(kind: pyarrow.DataType) -> str | None:
+    """Return `_TENSOR` or `_BOOLEAN`, whose storage does not say all of it; None: another type."""
+    name = str(getattr(kind, "extension_name", ""))
+    return name if name in (_TENSOR, _BOOLEAN) else None
 
 
 def _is_permuted(kind: pyarrow.DataType) -> bool:
     """Return whether its values are tensors that are stored in another order, or lists of them."""
-    if _is_tensor(kind):
+    if _extension(kind) == _TENSOR:
         return kind.permutation not in (None, list(range(len(kind.shape))))
     kind = storage_of(kind)
     types = arrow_module("pyarrow.types")
@@ -191,9 +194,7 @@ def field_of(name: str, kind: pyarrow.DataType, said: Sequence[int | None] | Non
     types = arrow_module("pyarrow.types")
     if _is_permuted(kind):
         return None
-    if _is_tensor(kind):
-        said = list(kind.shape)
-    kind = storage_of(kind)
+    kind = kind if _extension(kind) else storage_of(kind)
     if types.is_dictionary(kind):
         kind = kind.value_type
     if is_bytes(kind) or types.is_null(kind):
@@ -220,10 +221,14 @@ def _levels(kind: pyarrow.DataType) -> tuple[list[int | None], pyarrow.DataType]
     """Return the sizes of lists within lists (None: they vary), and the type of their elements."""
     types = arrow_module("pyarrow.types")
     sizes: list[int | None] = []
-    while is_list(kind) or types.is_fixed_size_list(kind):
-        sizes.append(None if is_list(kind) else kind.list_size)
-        kind = element_of(kind)
-    return sizes, kind
+    while True:
+        if _extension(kind) == _TENSOR:
+            sizes += kind.shape
+        elif is_list(kind) or types.is_fixed_size_list(kind):
+            sizes.append(None if is_list(kind) else kind.list_size)
+        else:
+            return sizes, kind
+        kind = kind.value_type if _extension(kind.value_type) else element_of(kind)
 
 
 def element_of(kind: pyarrow.DataType) -> pyarrow.DataType:
