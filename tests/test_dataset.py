@@ -35,6 +35,7 @@ from helpers import (
 )
 
 from gdsdata import EngineOptions, GDSDataset, Reading
+from gdsdata.data import samples
 from gdsdata.data.batches.source import RingSource
 from gdsdata.data.order.permutation import Order
 from gdsdata.formats import Npy, Records, Tokens
@@ -481,6 +482,16 @@ def test_batches_beyond_the_available_memory_are_refused_before_it_is_taken(tmp_
     )
     with pytest.raises(MemoryError, match=said):
         iter(dataset)
+
+
+def test_later_epochs_use_the_memory_of_the_first_one_and_are_not_refused(tmp_path, records, monkeypatch):
+    left = iter([2**20, 0, 0])
+    monkeypatch.setattr(memory_budget, "available_bytes", lambda: next(left))
+    monkeypatch.setattr(samples, "_UNCHECKED_BYTES", 0)
+    dataset = read(tmp_path, batch_size=8)
+    assert [len(arrays(dataset)) for _ in range(2)] == [len(dataset)] * 2
+    with pytest.raises(MemoryError, match="and 0 bytes are available"):
+        iter(read(tmp_path, batch_size=8))
 
 
 def test_a_batch_whose_ids_find_no_memory_is_an_error_that_names_the_remedy(tmp_path, records, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -89,6 +90,7 @@ class Samples:
         self._indexing, self.settings = indexing, settings
         self._split, self._ranks = split, ranks
         self._seed, self._drop_last, self._uneven = seed, drop_last, uneven
+        self._checked_in = 0  # the process in which `check_memory` has found enough
         self._choice = choice.ShuffleChoice(shuffle)
         self._data_of_all: dict[str, Any] | None = None  # with several ranks, once their files have changed
         self.share = ranks.found_or_none() or Share(0, 1)
@@ -158,23 +160,26 @@ class Samples:
     def check_memory(self, batches: int) -> None:
         """Refuse batches in flight that need more memory than there is, before any is taken.
 
+        This is done once in a process: later epochs use the memory of the first one.
+
         Args:
             batches: of an epoch, that are read.
 
         Raises:
             MemoryError: they need more.
         """
+        if self._checked_in == os.getpid():
+            return
         in_flight, sample_bytes = min(batches, self.settings.prefetch), self.source.least_sample_bytes
         samples = min(in_flight * self._batch_samples, len(self.index) // self.share.world_size + 1)
-        if samples * sample_bytes < _UNCHECKED_BYTES:
-            return
-        available_bytes = memory_budget.available_bytes()
-        if samples * sample_bytes > available_bytes:
+        needed_bytes = samples * sample_bytes
+        if needed_bytes >= _UNCHECKED_BYTES and needed_bytes > (available_bytes := memory_budget.available_bytes()):
             raise MemoryError(
                 f"batch_size={self.settings.batch_size}: {in_flight} batches in flight take at least "
-                f"{samples * sample_bytes} bytes of host memory, and {available_bytes} bytes are available: use a "
+                f"{needed_bytes} bytes of host memory, and {available_bytes} bytes are available: use a "
                 f"smaller batch_size ({sample_bytes} bytes a sample), or a smaller prefetch"
             )
+        self._checked_in = os.getpid()
 
     def ring_bytes(self, number: int, reader: Reader[Any] | None) -> int:
         """Return the memory of batches in flight or ready, at most, and of row groups.
