@@ -96,6 +96,13 @@ def test_only_cuda_api_names_cuda():
     assert not wrong, wrong
 
 
+def test_no_wait_depends_on_the_systems_clock():
+    """libc++ for an old glibc, in the wheels, waits until a time of that clock."""
+    pattern = r"\bstd::(?:condition_variable(?:_any)?|\w*timed_mutex|\w*future|\w+_semaphore)\b|\bsystem_clock\b"
+    wrong = [str(path.relative_to(CSRC)) for path in cpp_files() if re.search(pattern, code_of(path))]
+    assert not wrong, f"use base/condition.h in {wrong}"
+
+
 def test_no_source_asks_the_compilers_runtime_about_the_processor():
     """Zig's runtime, in the wheels, answers no to everything."""
     assert not [path for path in cpp_files() if re.search(r"__builtin_cpu|target_clones|\bifunc\b", code_of(path))]

@@ -2,7 +2,6 @@
 // backend. A FaultPlan decides by a seed, and also makes single transfers short or interrupted.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -13,6 +12,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "base/condition.h"
 
 namespace gdsdata {
 
@@ -65,7 +65,7 @@ class FaultyBackend final : public Backend {
   std::vector<Completion> scratch_;
   int64_t completed_ = 0;
   std::mutex mutex_;
-  std::condition_variable wakes_;
+  Condition wakes_;
   bool interrupted_ = false;
 };
 

@@ -1,12 +1,12 @@
 #include "backend/http_exchange.h"
 
 #include <algorithm>
-#include <condition_variable>
 #include <mutex>
 #include <string>
 #include <utility>
 
 #include "backend/range_verdict.h"
+#include "base/condition.h"
 #include "base/error.h"
 #include "base/url.h"
 
@@ -31,7 +31,7 @@ class Signal {
 
  private:
   std::mutex mutex_;
-  std::condition_variable changed_;
+  Condition changed_;
   bool is_given_ = false;
 };
 

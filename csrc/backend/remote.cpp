@@ -1,7 +1,6 @@
 #include "backend/remote.h"
 
 #include <algorithm>
-#include <condition_variable>
 #include <iterator>
 #include <list>
 #include <mutex>
@@ -12,6 +11,7 @@
 #include "backend/http_client.h"
 #include "backend/range_read.h"
 #include "backend/scatter.h"
+#include "base/condition.h"
 #include "base/file.h"
 #include "tuning.h"
 
@@ -70,7 +70,7 @@ class Inbox {
   bool has_enough() const { return completions_.size() >= least_ || !fetches_.empty() || interrupted_; }
 
   std::mutex mutex_;  // guards the members that follow
-  std::condition_variable arrived_;
+  Condition arrived_;
   Completions completions_;
   Fetches fetches_;
   size_t least_ = 1;  // completions that the worker waits for

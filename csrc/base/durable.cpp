@@ -5,13 +5,13 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <condition_variable>
 #include <cstdio>
 #include <exception>
 #include <mutex>
 #include <thread>
 #include <utility>
 
+#include "base/condition.h"
 #include "base/descriptors.h"
 #include "base/error.h"
 #include "tuning.h"
@@ -50,7 +50,7 @@ class Freeing {
 
  private:
   std::mutex mutex_;
-  std::condition_variable ended_;
+  Condition ended_;
   int count_ = 0;
   const int64_t process_ = process_id();
 };

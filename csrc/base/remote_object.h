@@ -2,7 +2,6 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -13,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/condition.h"
 #include "base/error.h"
 
 namespace gdsdata {
@@ -95,7 +95,7 @@ class AccessDesk {
 
  private:
   std::mutex mutex_;
-  std::condition_variable asked_;
+  Condition asked_;
   std::deque<std::shared_ptr<RemoteObject>> objects_;
 };
 

@@ -1,7 +1,6 @@
 // Collects the ends of many groups for one thread that waits for all of them.
 #pragma once
 
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -9,6 +8,7 @@
 #include <mutex>
 #include <vector>
 
+#include "base/condition.h"
 #include "engine/engine.h"
 
 namespace gdsdata {
@@ -39,7 +39,7 @@ class Endings {
  private:
   struct State {
     std::mutex mutex;
-    std::condition_variable changed;
+    Condition changed;
     std::vector<int64_t> ended;
     std::vector<int64_t> waited_for;
     size_t expected = 0;  // not returned by `take` yet

@@ -1,13 +1,13 @@
 #include "engine/engine.h"
 
 #include <algorithm>
-#include <condition_variable>
 #include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
 
 #include "backend/faulty.h"
+#include "base/condition.h"
 #include "base/extent_math.h"
 #include "base/thread_name.h"
 #include "engine/guest.h"
@@ -99,7 +99,7 @@ struct Engine::Running {
   std::vector<std::unique_ptr<Worker>> workers;
   std::vector<std::thread> threads;
   std::mutex ended_mutex;  // guards `working`
-  std::condition_variable ended;
+  Condition ended;
   size_t working = 0;
 
   std::unique_ptr<Worker> make_worker() {

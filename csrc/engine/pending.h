@@ -3,11 +3,11 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <functional>
 #include <memory>
 #include <mutex>
 
+#include "base/condition.h"
 #include "engine/engine.h"
 
 namespace gdsdata {
@@ -32,7 +32,7 @@ class Pending {
  private:
   struct State {
     std::mutex mutex;
-    std::condition_variable changed;
+    Condition changed;
     std::atomic<bool> ended{false};
   };
   Engine& engine_;

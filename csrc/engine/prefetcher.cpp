@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <atomic>
-#include <condition_variable>
 #include <system_error>
 #include <utility>
 
+#include "base/condition.h"
 #include "engine/planned_batches.h"
 #include "engine/repeated_call.h"
 #include "engine/ring.h"
@@ -70,7 +70,7 @@ class Prefetcher::Core : public std::enable_shared_from_this<Core> {
   // Nothing is allocated under it, because workers take it. Guards the members that follow, and
   // slots that are ready or free.
   mutable std::mutex mutex_;
-  std::condition_variable changed_;
+  Condition changed_;
   // Released by close(), because a worker that destroys this must not destroy the engine.
   std::shared_ptr<Engine> engine_;
   bool closed_ = false;

@@ -1,10 +1,11 @@
 // Calls a function on a thread of its own whenever that is requested.
 #pragma once
 
-#include <condition_variable>
 #include <functional>
 #include <mutex>
 #include <thread>
+
+#include "base/condition.h"
 
 namespace gdsdata {
 
@@ -29,7 +30,7 @@ class RepeatedCall {
   std::mutex mutex_;  // guards the next two
   bool requested_ = false;
   bool ended_ = false;
-  std::condition_variable changed_;
+  Condition changed_;
   std::thread thread_;
 };
 

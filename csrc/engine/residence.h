@@ -4,7 +4,6 @@
 #include <array>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -13,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/condition.h"
 #include "base/file_table.h"
 #include "device/device.h"
 #include "tuning.h"
@@ -97,7 +97,7 @@ class Residence {
   std::atomic<bool> stop_{false};
   std::atomic<uint64_t> registered_bytes_{0};
   mutable std::mutex mutex_;
-  std::condition_variable changed_;
+  Condition changed_;
   bool begun_ = false;
   std::optional<Error> error_;
   std::thread thread_;

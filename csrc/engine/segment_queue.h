@@ -2,13 +2,13 @@
 #pragma once
 
 #include <array>
-#include <condition_variable>
 #include <cstddef>
 #include <deque>
 #include <mutex>
 #include <vector>
 
 #include "backend/backend.h"
+#include "base/condition.h"
 #include "engine/group.h"
 
 namespace gdsdata {
@@ -50,7 +50,7 @@ class SegmentQueue {
   size_t waiting_segments() const;
   static Segment take_from(std::deque<Segment>& segments);
   std::mutex mutex_;
-  std::condition_variable filled_;
+  Condition filled_;
   std::array<Waiting, 2> waiting_segments_;  // by priority
   size_t passed_over_ = 0;                    // turns that background work has waited
   size_t waiting_workers_ = 0;
