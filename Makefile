@@ -171,7 +171,7 @@ sdist: build/.wheel-tools  ## the sdist in dist/, in an environment of its own (
 	@build/wheel-tools/bin/python -m twine check --strict dist/*.tar.gz
 
 # Away from the sources, with the packages of $(VENV) but for gdsdata, and no compiler on the path.
-WHEEL_TESTS := $(addprefix tests/test_,checkpoint.py dataset.py engine.py formats.py lanes.py lifecycle.py order.py shuffle.py tensor.py)
+WHEEL_TESTS := $(addprefix tests/test_,checkpoint.py dataset.py engine.py formats.py lanes.py lifecycle.py options.py order.py shuffle.py tensor.py)
 .PHONY: test-wheels
 test-wheels: $(INSTALLED)  ## the wheel of dist/ in a fresh environment: the doctor, then a part of the tests
 	@.ci/install-wheel $(VENV_PYTHON) dist build/wheel-test

@@ -141,7 +141,7 @@ PYBIND11_MODULE(_engine, module) {
     } catch (const Failure& failure) {
       raise(failure.error());
     } catch (const std::system_error& error) {  // a thread could not start
-      Error found{ErrorCode::kIo, std::string("could not start a thread: ") + error.what()};
+      Error found{ErrorCode::kIo, std::string("could not start a thread: ") + error.code().message()};
       found.message += "; raise the limit of processes (ulimit -u, or pids.max of the container) or of memory";
       found.system_errno = error.code().value();
       raise(found);
