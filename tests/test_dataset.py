@@ -627,6 +627,8 @@ def test_a_bad_argument_is_refused_in_words(tmp_path, records, arguments, words)
         (dict(workers=-1), "workers"),
         (dict(faults="typo=1"), "unknown fault 'typo'"),
         (dict(faults="late=often"), "late=often"),
+        (dict(faults="late=-"), "the fault 'late=-' needs a number"),
+        (dict(faults="seed=99999999999999999999"), "the fault 'seed=99999999999999999999' needs a number"),
     ],
     ids=str,
 )

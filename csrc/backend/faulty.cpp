@@ -3,50 +3,63 @@
 #include <algorithm>
 #include <cerrno>
 #include <sstream>
+#include <stdexcept>
 #include <utility>
 
 #include "base/file.h"
 
 namespace gdsdata {
 
+namespace {
+
+// Throws std::logic_error if `value` is no number, or is out of range.
+void set(FaultPlan& plan, const std::string& key, const std::string& value) {
+  if (key == "seed") {
+    plan.seed = std::stoull(value);
+  } else if (key == "shorten") {
+    plan.shorten = std::stod(value);
+  } else if (key == "interrupt") {
+    plan.interrupt = std::stod(value);
+  } else if (key == "late") {
+    plan.late = std::stod(value);
+  } else if (key == "late_ms") {
+    plan.late_ms = std::stoll(value);
+  } else if (key == "reorder") {
+    plan.reorder = std::stod(value);
+  } else if (key == "fail") {
+    plan.fail = std::stod(value);
+  } else if (key == "fail_at") {
+    plan.fail_at = std::stoll(value);
+  } else if (key == "error") {
+    plan.error = std::stoll(value);
+  } else if (key == "submit_throws") {
+    plan.submit_throws = std::stod(value);
+  } else if (key == "reap_throws") {
+    plan.reap_throws = std::stod(value);
+  } else {
+    throw Failure({ErrorCode::kInvalidArgument,
+                   "unknown fault '" + key +
+                       "'; there are seed, shorten, interrupt, late, late_ms, reorder, fail, fail_at, error, "
+                       "submit_throws, reap_throws"});
+  }
+}
+
+}  // namespace
+
 FaultPlan FaultPlan::parse(const std::string& text) {
   FaultPlan plan;
   std::istringstream stream(text);
   std::string item;
   while (std::getline(stream, item, ',')) {
+    const Failure no_number({ErrorCode::kInvalidArgument, "the fault '" + item + "' needs a number"});
     const size_t equals = item.find('=');
     const std::string key = item.substr(0, equals);
     const std::string value = equals == std::string::npos ? "1" : item.substr(equals + 1);
-    if (value.empty() || value.find_first_not_of("0123456789.-") != std::string::npos) {
-      throw Failure({ErrorCode::kInvalidArgument, "the fault '" + item + "' needs a number"});
-    }
-    if (key == "seed") {
-      plan.seed = std::stoull(value);
-    } else if (key == "shorten") {
-      plan.shorten = std::stod(value);
-    } else if (key == "interrupt") {
-      plan.interrupt = std::stod(value);
-    } else if (key == "late") {
-      plan.late = std::stod(value);
-    } else if (key == "late_ms") {
-      plan.late_ms = std::stoll(value);
-    } else if (key == "reorder") {
-      plan.reorder = std::stod(value);
-    } else if (key == "fail") {
-      plan.fail = std::stod(value);
-    } else if (key == "fail_at") {
-      plan.fail_at = std::stoll(value);
-    } else if (key == "error") {
-      plan.error = std::stoll(value);
-    } else if (key == "submit_throws") {
-      plan.submit_throws = std::stod(value);
-    } else if (key == "reap_throws") {
-      plan.reap_throws = std::stod(value);
-    } else {
-      throw Failure({ErrorCode::kInvalidArgument,
-                     "unknown fault '" + key +
-                         "'; there are seed, shorten, interrupt, late, late_ms, reorder, fail, fail_at, error, "
-                         "submit_throws, reap_throws"});
+    if (value.empty() || value.find_first_not_of("0123456789.-") != std::string::npos) throw no_number;
+    try {
+      set(plan, key, value);
+    } catch (const std::logic_error&) {
+      throw no_number;
     }
   }
   plan.random.seed(plan.seed);
