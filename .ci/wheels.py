@@ -22,8 +22,9 @@ import packing
 ROOT = Path(__file__).resolve().parent.parent
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 GLIBC = (2, 28)  # torch's own wheels need this one
-# -Wno-unknown-attributes: gnu::optimize is GCC's.
-COMPILE = ["-fPIC", "-DNDEBUG", "-Wno-unknown-attributes", "-fdebug-compilation-dir=."]
+# -Wno-unknown-attributes: gnu::optimize is GCC's. -fwrapv: Python's own flags, which builds from
+# source take, have it too, so an overflow wraps in both.
+COMPILE = ["-fPIC", "-DNDEBUG", "-fwrapv", "-Wno-unknown-attributes", "-fdebug-compilation-dir=."]
 LINK = ["-shared", "-pthread", "-ldl", "-Wl,--build-id=sha1", "-Wl,-z,relro,-z,now", "-Wl,-z,undefs"]
 # Without Zig's runtime library, whose memcpy moves 16 bytes at a time: the C library's is faster.
 # Nothing else of it is needed, if functions that nobody calls are left out.
