@@ -274,7 +274,6 @@ for kind in sys.argv[2:]:
 NEEDED = {
     *(
         "_engine",
-        "distinct",
         "errors",
         "lazy",
         "torch_private",

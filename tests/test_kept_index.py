@@ -27,7 +27,7 @@ from gdsdata.data import indexing
 from gdsdata.data.identity import identity_of
 from gdsdata.data.split import Split
 from gdsdata.errors import CorruptData
-from gdsdata.formats import Megatron, Npy, Records, Tar, kept_index, stored_index
+from gdsdata.formats import Megatron, Npy, Records, Tar, index_checks, stored_index
 
 LONG_AGO = 1_000_000_000
 
@@ -217,7 +217,7 @@ def test_every_file_that_an_index_is_made_from_is_compared(tmp_path, name):
         opened = files_opened_by(make)
         if index is None:
             continue  # these files alone are no data set
-        beside = format.side_files(paths) if isinstance(format, kept_index.HasSideFiles) else []
+        beside = format.side_files(paths) if isinstance(format, index_checks.HasSideFiles) else []
         compared = {*paths, *index.paths, *beside}
         # Other projects' indexes of a tar are hints, which its headers confirm.
         hints = {path for path in opened if name == "tar" and path.endswith(".idx")}
@@ -242,8 +242,8 @@ def test_an_index_file_beside_its_data_that_changes_is_noticed(tmp_path):
 def test_a_change_that_no_check_saw_is_an_error_once(tmp_path, data, monkeypatch):
     cache = tmp_path / "cache"
     values(data, cache)
-    monkeypatch.setattr(kept_index, "LEAST_CHECKED", 0)
-    monkeypatch.setattr(kept_index, "CHECK_S", -1.0)
+    monkeypatch.setattr(index_checks, "LEAST_CHECKED", 0)
+    monkeypatch.setattr(index_checks, "CHECK_S", -1.0)
     np.save(data / "3.npy", np.full(6, 30))
     found = dataset(data, cache)
     with pytest.raises(CorruptData, match=r"3\.npy' was replaced or changed since it was indexed"):
@@ -256,8 +256,8 @@ def test_a_change_that_no_check_saw_is_an_error_once(tmp_path, data, monkeypatch
 
 
 def test_every_file_is_checked_if_there_is_time(tmp_path, data, monkeypatch):
-    monkeypatch.setattr(kept_index, "LEAST_CHECKED", 0)
-    monkeypatch.setattr(kept_index, "_CHECKED_AT_ONCE", 2)
+    monkeypatch.setattr(index_checks, "LEAST_CHECKED", 0)
+    monkeypatch.setattr(index_checks, "_CHECKED_AT_ONCE", 2)
     counts = indexed_by(monkeypatch)
     for i in range(9):
         values(data, tmp_path / "cache")
@@ -269,7 +269,7 @@ def test_every_file_is_checked_if_there_is_time(tmp_path, data, monkeypatch):
 def test_files_are_checked_in_an_order_of_their_own_each_time(count):
     random.seed(7)
     before = random.getstate()
-    orders = [kept_index._in_any_order(count).tolist() for _ in range(20)]
+    orders = [index_checks._in_any_order(count).tolist() for _ in range(20)]
     assert random.getstate() == before, "the program's own stream is left alone"
     assert all(sorted(order) == list(range(count)) for order in orders)
     assert count < 12 or len({tuple(order) for order in orders}) > 1

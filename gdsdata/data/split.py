@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 from gdsdata.formats.index import SampleIndex
 from gdsdata.whole_numbers import shown
 
-_SLICE = re.compile(r"(.+)\[(.*)\]", re.DOTALL)
-_PERCENT = re.compile(r"(?:(\d{1,3})%)?:(?:(\d{1,3})%)?")
+# Compiled when first used, which few programs do.
+_SLICE = r"(?s)(.+)\[(.*)\]"
+_PERCENT = r"(?:(\d{1,3})%)?:(?:(\d{1,3})%)?"
 
 
 class Split(NamedTuple):
@@ -55,8 +56,8 @@ def checked_split(split: Any) -> Split:
 def _check_name(name: str) -> None:
     if not name:
         raise ValueError("split='' is no name of a split: pass one, as in 'train', or leave split= out")
-    if match := _SLICE.fullmatch(name):
-        percent = _PERCENT.fullmatch(match[2])
+    if match := re.fullmatch(_SLICE, name):
+        percent = re.fullmatch(_PERCENT, match[2])
         begin, end = (int(percent[1] or 0) / 100, int(percent[2] or 100) / 100) if percent else (0, 0.9)
         raise ValueError(
             f"split={shown(name)} is a slice, as `datasets` writes it: write the part as fractions behind the name, as "

@@ -18,45 +18,28 @@ import contextlib
 import errno
 import fcntl
 import hashlib
-import math
 import os
-import random
 import re
 import time
 from collections.abc import Iterator, Sequence
-from typing import Protocol, runtime_checkable
 
-import numpy as np
-
-from gdsdata.distinct import distinct
 from gdsdata.formats import caches
 from gdsdata.formats.catalog import FORMATS
 from gdsdata.formats.index import Format, SampleIndex
-from gdsdata.formats.listing import Folder, Listing, Source, folder_now, sources_of
+from gdsdata.formats.listing import Listing, Source, sources_of
 from gdsdata.io.engine import warn_once
-from gdsdata.storage.heads import statuses_of
-from gdsdata.storage.paths import absolute, absolutes, chosen, joined
+from gdsdata.storage.paths import absolute, absolutes
 from gdsdata.storage.urls import have_urls, is_remote
 from gdsdata.warn import warn
 
 KIND = "index"
 WORTH_S = 0.5  # an index that took less is made again faster than it is checked
-LEAST_CHECKED, CHECK_S = 256, 0.25
-_CHECKED_AT_ONCE = 1024  # behind the first ones
 # A change this soon after another may have the same modification time.
 SETTLED_NS = 2 * 10**9
 UNUSED_S = 30 * 24 * 3600.0
 _LOCK_POLL_S, _SAID_AFTER_S = 0.02, 30.0
 # A kept index, its lock, or what `caches.written` has not finished.
 _OURS = r"[0-9a-f]{32}\.gdsdata-index(\.lock|\.[0-9a-f]{8}\.tmp)?"
-
-
-@runtime_checkable
-class HasSideFiles(Protocol):
-    """A format that reads more files than those that are named, or that have samples."""
-
-    def side_files(self, paths: list[str]) -> list[str]:
-        """Return the files beside ``paths`` that say what the samples are."""
 
 
 class KeptIndex:
@@ -100,7 +83,8 @@ class KeptIndex:
         """
         if not os.path.exists(self._place):
             return None
-        from gdsdata.formats import stored_index  # it imports every kind of index
+        # Late, because few starts find an index, and `stored_index` imports every kind of one.
+        from gdsdata.formats import index_checks, stored_index
 
         try:
             stored = stored_index.read(self._place)
@@ -109,7 +93,7 @@ class KeptIndex:
         facts = stored.facts
         if listing is not None and list(facts["paths"] or stored.index.paths) != listing.paths:
             return None
-        if not _are_as_they_were(stored.index, facts["folders"], facts["others"]):
+        if not index_checks.are_as_they_were(stored.index, facts["folders"], facts["others"]):
             return None
         self._is_used = True
         with contextlib.suppress(OSError):
@@ -131,16 +115,13 @@ class KeptIndex:
             index: of all files of ``listing``.
             begun_ns: time of the clock (`time.time_ns`) when listing began.
         """
-        beside = format.side_files(list(listing.paths)) if isinstance(format, HasSideFiles) else []
-        without_samples = dict.fromkeys([*listing.paths, *listing.states, *beside]).keys() - set(index.paths)
-        others = list(zip(sorted(without_samples), *_stats_of(sorted(without_samples)), strict=True))
-        times = [folder.mtime_ns for folder in listing.folders]
-        times += [mtime_ns for path, _, mtime_ns in others if not is_remote(path)]
-        times.append(int(index.mtime_ns[~_are_urls(index.paths)].max(initial=0)))
-        if max(times) > begun_ns - SETTLED_NS or _have_no_version(index, others):
-            return listing.paths, index
-        from gdsdata.formats import stored_index
+        from gdsdata.formats import index_checks, stored_index  # late, because few indexes are kept
 
+        others = index_checks.others_of(listing, format, index)
+        if index_checks.newest_ns(listing, index, others) > begun_ns - SETTLED_NS:
+            return listing.paths, index
+        if index_checks.have_no_version(index, others):
+            return listing.paths, index
         facts = {
             "folders": [[*folder] for folder in listing.folders],
             "others": [[*other] for other in others],
@@ -222,70 +203,3 @@ def _waited_for(lock: int, place: str) -> bool:
             message = f"gdsdata: waiting for the process that holds {place}.lock and makes this index"
             warn(message)
         time.sleep(_LOCK_POLL_S)
-
-
-def _are_as_they_were(index: SampleIndex, folders: list[list], others: list[list]) -> bool:
-    if any(folder_now(path) != Folder(path, *rest) for path, *rest in folders):
-        return False
-    paths, *said = zip(*others, strict=True) if others else ((), (), ())
-    if _stats_of(paths) != said:
-        return False
-    are_urls = _are_urls(index.paths)
-    if are_urls.any():
-        from gdsdata.storage.objects import sizes_and_versions
-
-        sizes, versions = sizes_and_versions([index.paths[place] for place in np.flatnonzero(are_urls).tolist()])
-        is_other = (sizes != index.size_bytes[are_urls]) | (versions != index.mtime_ns[are_urls])
-        if is_other.any():
-            return False
-    begun = time.monotonic()
-    files = np.flatnonzero(~are_urls)
-    files = files[_in_any_order(len(files))]
-    checked = 0
-    while checked < len(files) and (checked < LEAST_CHECKED or time.monotonic() - begun <= CHECK_S):
-        some = files[checked : checked + (_CHECKED_AT_ONCE if checked else max(1, LEAST_CHECKED))]
-        _, sizes, times = statuses_of(chosen(index.paths, some))
-        if (sizes != index.size_bytes[some]).any() or (times != index.mtime_ns[some]).any():
-            return False
-        checked += len(some)
-    return True
-
-
-def _have_no_version(index: SampleIndex, others: list[tuple]) -> bool:
-    """Return whether an object was read whose server names no version."""
-    versions = [mtime_ns for path, _, mtime_ns in others if is_remote(path)]
-    versions += distinct(index.mtime_ns[_are_urls(index.paths)]).tolist()
-    if not versions:
-        return False
-    from gdsdata.storage.objects import no_version
-
-    return no_version() in versions
-
-
-def _in_any_order(count: int) -> np.ndarray:
-    """Return 0 .. count - 1, in an order that differs from time to time: int64 (count,)."""
-    own = random.Random()  # a program's own stream stays as it is; numpy.random takes 5 ms to import
-    first, stride = (own.randrange(max(1, count)) for _ in range(2))
-    while math.gcd(stride, count) > 1:
-        stride += 1
-    return (first + stride * np.arange(count, dtype=np.int64)) % max(1, count)
-
-
-def _are_urls(paths: Sequence[str]) -> np.ndarray:
-    """Return which of the paths are URLs: bool (F,)."""
-    if b"://" not in joined(paths).tobytes():
-        return np.zeros(len(paths), bool)
-    return np.fromiter(map(is_remote, paths), bool, len(paths))
-
-
-def _stats_of(paths: Sequence[str]) -> list[tuple[int, ...]]:
-    """Return sizes in bytes, and modification times in ns or versions; -1 and 0 if lacking."""
-    sizes, times = np.zeros(len(paths), np.int64), np.zeros(len(paths), np.int64)
-    are_urls = np.fromiter(map(is_remote, paths), bool, len(paths))
-    urls, files = np.flatnonzero(are_urls).tolist(), np.flatnonzero(~are_urls).tolist()
-    _, sizes[files], times[files] = statuses_of([paths[place] for place in files])
-    if urls:
-        from gdsdata.storage.objects import sizes_and_versions
-
-        sizes[urls], times[urls] = sizes_and_versions([paths[place] for place in urls])
-    return [tuple(sizes.tolist()), tuple(times.tolist())]

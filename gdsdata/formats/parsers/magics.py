@@ -40,7 +40,7 @@ BESIDE_DATA = (
     "_started_",
 )
 LOGS_OF_TABLES = ("_delta_log", ".hoodie")  # folders beside the files of a table
-_OF_DATABRICKS = re.compile(r"_(committed|started)_(vacuum)?\d+", re.ASCII)
+_OF_DATABRICKS = r"(?a)_(committed|started)_(vacuum)?\d+"  # compiled when first used
 # Folders of files that Spark has not committed, and of logs that say which files count.
 FOLDERS_BESIDE_DATA = frozenset(("_temporary", "_spark_metadata", "_delta_log", "_change_data"))
 
@@ -93,7 +93,7 @@ def is_arrow(head: bytes, path: str) -> bool:
 def is_beside_data(path: str) -> bool:
     """Return whether it is a file that stands beside data and has none itself."""
     name = os.path.basename(path)
-    return name in BESIDE_DATA or (name.startswith("_") and _OF_DATABRICKS.fullmatch(name) is not None)
+    return name in BESIDE_DATA or (name.startswith("_") and re.fullmatch(_OF_DATABRICKS, name) is not None)
 
 
 def is_tfrecord(head: bytes, path: str) -> bool:
