@@ -13,7 +13,7 @@ from helpers import MIB, REPOSITORY, random_bytes
 from servers.faults import BUCKET, FaultServer
 
 from gdsdata import cache as program
-from gdsdata import progress_bars
+from gdsdata import drawn_bars, progress_bars
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.formats.listing import listing_of
 from gdsdata.io import engine
@@ -278,8 +278,8 @@ def test_a_path_is_no_url_to_fetch(folder, tmp_path, capsys):
 def test_a_fetch_counts_the_bytes_of_each_object_for_its_progress_bar(folder, content, server, monkeypatch):
     begun = []
     monkeypatch.setattr(progress_bars, "_are_seen", lambda: True)
-    monkeypatch.setattr(progress_bars._Drawer, "begin", lambda self, one: begun.append(one))
-    monkeypatch.setattr(progress_bars._Drawer, "end", lambda self, one: None)
+    monkeypatch.setattr(drawn_bars.Drawer, "begin", lambda self, one: begun.append(one))
+    monkeypatch.setattr(drawn_bars.Drawer, "end", lambda self, one: None)
     server.put("shards/a.bin", content)
     fetch(f"s3://{BUCKET}/shards/a.bin", Cache(folder, "100MiB"))
     assert [(one.what, one.done, one.total) for one in begun] == [("fetching a.bin", len(content), len(content))]

@@ -15,7 +15,7 @@ import torch.distributed.checkpoint as dcp
 from helpers import eventually, exit_code_of_fork
 
 import gdsdata
-from gdsdata import progress_bars
+from gdsdata import drawn_bars, progress_bars
 from gdsdata.checkpoint.urls import last_part
 from gdsdata.formats.shards import Shard
 from gdsdata.formats.unpacking import unpacked
@@ -35,7 +35,8 @@ class Terminal(io.StringIO):
 
 def set_stderr(monkeypatch, stderr):
     """Give bars this stderr. pytest sets `sys.stderr` itself, after fixtures."""
-    monkeypatch.setattr(progress_bars, "sys", SimpleNamespace(stderr=stderr, modules=sys.modules))
+    for module in (progress_bars, drawn_bars):
+        monkeypatch.setattr(module, "sys", SimpleNamespace(stderr=stderr, modules=sys.modules))
 
 
 @pytest.fixture
@@ -43,8 +44,8 @@ def terminal(monkeypatch):
     """Return a terminal that bars are drawn in at once."""
     found = Terminal()
     set_stderr(monkeypatch, found)
-    monkeypatch.setattr(progress_bars, "_APPEARS_S", 0.0)
-    monkeypatch.setattr(progress_bars, "_REDRAWN_S", 0.001)
+    monkeypatch.setattr(drawn_bars, "_APPEARS_S", 0.0)
+    monkeypatch.setattr(drawn_bars, "_REDRAWN_S", 0.001)
     for name in ("GDSDATA_PROGRESS", "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"):
         monkeypatch.delenv(name, raising=False)
     return found
@@ -111,8 +112,8 @@ def test_a_program_without_stderr_has_no_bars(monkeypatch, stderr):
 
 
 def test_a_short_call_draws_nothing_and_imports_no_library(terminal, monkeypatch):
-    monkeypatch.setattr(progress_bars, "_APPEARS_S", 60.0)
-    monkeypatch.setattr(progress_bars, "_drawn", lambda: pytest.fail("it draws"))
+    monkeypatch.setattr(drawn_bars, "_APPEARS_S", 60.0)
+    monkeypatch.setattr(drawn_bars, "_drawn", lambda: pytest.fail("it draws"))
     with bar("working", 10) as shown:
         shown.add(10)
     assert eventually(lambda: not threads_that_draw())
@@ -156,7 +157,7 @@ def test_an_error_removes_the_bar_before_it_is_seen(terminal, library):
     with pytest.raises(KeyboardInterrupt), bar("working", 10):
         assert eventually(lambda: "working" in terminal.shown())
         raise KeyboardInterrupt
-    assert not progress_bars._drawer._bars and not progress_bars._drawer._seen
+    assert not drawn_bars.drawer._bars and not drawn_bars.drawer._seen
     assert current() is progress_bars._NO_BAR
 
 
@@ -179,7 +180,7 @@ def test_a_terminal_that_fails_does_not_end_the_work(terminal, monkeypatch):
 
         close = draw
 
-    monkeypatch.setattr(progress_bars, "_drawn", lambda: Broken())
+    monkeypatch.setattr(drawn_bars, "_drawn", lambda: Broken())
     with bar("working", 10) as shown:
         assert asked.wait(30)
         shown.add(1)
@@ -202,7 +203,7 @@ def test_a_fork_inside_a_bar_has_none_and_hangs_on_no_lock(terminal):
         with bar("in the child", 10) as own:
             own.add(1)
 
-    with bar("working", 10) as shown, shown._lock, progress_bars._drawer._changed:
+    with bar("working", 10) as shown, shown._lock, drawn_bars.drawer._changed:
         assert exit_code_of_fork(child) == 0
 
 
@@ -219,8 +220,8 @@ def test_a_bar_counts_only_its_unit(terminal):
 def bars(terminal, monkeypatch):
     """Return the bars that began, which nobody draws."""
     begun = []
-    monkeypatch.setattr(progress_bars._Drawer, "begin", lambda self, one: begun.append(one))
-    monkeypatch.setattr(progress_bars._Drawer, "end", lambda self, one: None)
+    monkeypatch.setattr(drawn_bars.Drawer, "begin", lambda self, one: begun.append(one))
+    monkeypatch.setattr(drawn_bars.Drawer, "end", lambda self, one: None)
     return begun
 
 
