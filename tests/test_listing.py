@@ -11,7 +11,8 @@ import pytest
 from gdsdata.data import indexing
 from gdsdata.errors import IoError
 from gdsdata.formats import Records
-from gdsdata.formats.listing import Listing, folder_now, listing_of
+from gdsdata.formats.expansion import folder_now
+from gdsdata.formats.listing import Listing, listing_of
 
 NAMES = ["a", "b", "ab", ".h", "c.x", "[q]", "**x", "x y"]
 PARTS = ["*", "**", "a", "b", "?", "[ab]*", ".*", "*.x", ".", "a*", "[[]q]", ".h", "**x"]

@@ -14,8 +14,9 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from gdsdata.distinct import distinct
+from gdsdata.formats.expansion import Folder, folder_now
 from gdsdata.formats.index import Format, SampleIndex
-from gdsdata.formats.listing import Folder, Listing, folder_now
+from gdsdata.formats.listing import Listing
 from gdsdata.storage.heads import statuses_of
 from gdsdata.storage.paths import chosen, joined
 from gdsdata.storage.urls import is_remote
