@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from gdsdata import GDSDataset, Mix
 from gdsdata.data import ranks
-from gdsdata.data.order import choice
+from gdsdata.data.order import measured
 from gdsdata.data.ranks import EpochRanks, Ranks, Share
 from gdsdata.formats import Records
 
@@ -333,15 +333,15 @@ def broadcast(monkeypatch):
 
 
 def test_auto_is_agreed_on_when_iteration_begins_if_it_was_chosen_before(folder, become, broadcast, monkeypatch):
-    measured = []
-    monkeypatch.setattr(choice, "_choose", lambda index, ranks: measured.append(1) or ("uniform", "measured"))
+    measurements = []
+    monkeypatch.setattr(measured, "_choose", lambda index, ranks: measurements.append(1) or ("uniform", "measured"))
     dataset = read(folder, shuffle="auto")
-    assert measured == [1] and dataset.stats()["shuffle"] == "uniform: measured"
+    assert measurements == [1] and dataset.stats()["shuffle"] == "uniform: measured"
     become(1, 2)
     len(dataset)
     assert not broadcast  # len() must not wait for other ranks
     arrays(dataset)
-    assert broadcast == [None] and measured == [1]
+    assert broadcast == [None] and measurements == [1]
     assert dataset.stats()["shuffle"].startswith("Lanes(") and "rank 0 said so" in dataset.stats()["shuffle"]
     arrays(dataset)
     assert len(broadcast) == 1
@@ -357,7 +357,7 @@ def _epochs(dataset, count):
 
 
 def test_rank_0_says_what_it_measured_before(folder, become, broadcast, monkeypatch):
-    monkeypatch.setattr(choice, "_choose", lambda index, ranks: ("lanes", "measured"))
+    monkeypatch.setattr(measured, "_choose", lambda index, ranks: ("lanes", "measured"))
     dataset = read(folder, shuffle="auto")
     become(0, 2)
     arrays(dataset)

@@ -30,7 +30,7 @@ from gdsdata import EngineOptions, GDSDataset, Lanes, Reading
 from gdsdata.data.batches import pieces
 from gdsdata.data.batches.piece_memory import SpareMemory
 from gdsdata.data.batches.pieces import OpenPieces
-from gdsdata.data.order import choice
+from gdsdata.data.order import measured
 from gdsdata.errors import CorruptData, StallError
 from gdsdata.formats import Npy, Records
 
@@ -470,8 +470,8 @@ def test_auto_takes_lanes_where_large_reads_are_clearly_faster(
 ):
     with open(tmp_path / "0.bin", "wb") as file:
         file.truncate(300 * MIB)
-    monkeypatch.setattr(choice, "share_bytes", lambda: memory_mib * MIB)
-    monkeypatch.setattr(choice, "_gb_per_s", lambda index, batch: in_pieces if index.sample.bytes == MIB else singly)
+    monkeypatch.setattr(measured, "share_bytes", lambda: memory_mib * MIB)
+    monkeypatch.setattr(measured, "_gb_per_s", lambda index, batch: in_pieces if index.sample.bytes == MIB else singly)
     dataset = GDSDataset(tmp_path, 64, Records("u1", (4096,)), device="cpu", shuffle="auto")
     said = dataset.stats()["shuffle"]
     assert said.startswith("Lanes(lanes=64" if chosen == "lanes" else "uniform: ")
@@ -481,7 +481,7 @@ def test_auto_takes_lanes_where_large_reads_are_clearly_faster(
 
 def test_auto_measures_what_the_storage_is_good_at(tmp_path):
     (tmp_path / "0.bin").write_bytes(random_bytes(MIB) * 256)
-    chosen, reason = choice.choose(Records("u1", (1024,)).index([str(tmp_path / "0.bin")]), 1)
+    chosen, reason = measured.choose(Records("u1", (1024,)).index([str(tmp_path / "0.bin")]), 1)
     assert chosen in ("uniform", "lanes") and "samples of 1024 bytes, read one by one past the page cache" in reason
 
 

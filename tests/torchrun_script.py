@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from gdsdata import GDSDataset, Lanes
-from gdsdata.data.order import choice
+from gdsdata.data.order import measured
 from gdsdata.formats import Records, Tar
 
 SAMPLES, STEP = 103, 16  # six whole steps of all ranks together, and seven samples
@@ -183,7 +183,7 @@ def unlike_storage():
     def gb_per_s(index, batch):
         return 2.0 if (index.sample.bytes == 1 << 20) == (dist.get_rank() == 0) else 0.2
 
-    return mock.patch.object(choice, "_gb_per_s", gb_per_s)
+    return mock.patch.object(measured, "_gb_per_s", gb_per_s)
 
 
 def auto_dataset_of(folder, device):
