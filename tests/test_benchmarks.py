@@ -42,6 +42,15 @@ def figure(cell):
     return float(cell.replace(",", ""))
 
 
+def test_every_row_of_many_tensors_has_figures(tmp_path):
+    pytest.importorskip("safetensors")
+    rows = rows_of("many_tensors.py", "--tensors", 50, "--folder", tmp_path)
+    kinds = (".pt", ".safetensors", "DCP")
+    both = [rows[f"{work}, {kind}"] for work in ("save", "load") for kind in kinds]
+    assert all(figure(cell) > 0 for cells in both for cell in cells) and len(rows) == 2 + len(both)
+    assert figure(rows["stall of `AsyncCheckpointer.save`, beyond a copy of the bytes"][0]) < 1e6
+
+
 @pytest.mark.slow
 def test_samples_with_fields_are_verified_beside_a_loop_by_hand(tmp_path):
     rows = rows_of("fields.py", "--folder", tmp_path, "--only", "tar", "index", "--samples", 100)

@@ -210,23 +210,27 @@ class FileWriter:
         ]
         crc32_of_ends = []
         for (i, begin, _), content in zip(
-            ends, _contents_of([extents[i][1][begin:end] for i, begin, end in ends]), strict=True
+            ends, _contents_of([_part_of(extents[i][1], begin, end) for i, begin, end in ends]), strict=True
         ):
             self._pages.add(extents[i][0] + begin, content)
             crc32_of_ends.append(zlib.crc32(content))
         whole: list[Extent] = []
-        places = []  # the index in ``whole`` of each extent; gaps are in it too
-        for (offset, tensor), (begin, end) in zip(extents, cuts, strict=True):
-            gap = gaps.get(offset + begin) if device.type == "cpu" and begin < end else None
+        places = []  # of each extent with whole pages: its index, and that in ``whole``, which has gaps too
+        for i, ((offset, tensor), (begin, end)) in enumerate(zip(extents, cuts, strict=True)):
+            if begin == end:
+                continue
+            gap = gaps.get(offset + begin) if device.type == "cpu" else None
             if gap is not None:
                 whole.append((gap, torch.frombuffer(self._pages.take(gap, offset + begin), dtype=torch.uint8)))
-            places.append(len(whole))
-            whole.append((offset + begin, tensor[begin:end]))
-        write = self._writer_where_it_lies(device, whole, with_checksums=True)
+            places.append((i, len(whole)))
+            whole.append((offset + begin, _part_of(tensor, begin, end)))
+        write = self._writer_where_it_lies(device, whole, with_checksums=True) if whole else list
 
         def write_and_join() -> list[int]:
             checksums = write()
-            parts = [[(checksums[i], end - begin)] for i, (begin, end) in zip(places, cuts, strict=True)]
+            parts: list[list[tuple[int, int]]] = [[] for _ in extents]
+            for i, place in places:
+                parts[i].append((checksums[place], cuts[i][1] - cuts[i][0]))
             for (i, begin, end), crc32 in zip(ends, crc32_of_ends, strict=True):
                 parts[i].insert(0 if begin == 0 else len(parts[i]), (crc32, end - begin))
             return [crc32_of_all(*one) for one in parts]
@@ -308,6 +312,11 @@ def _short_gaps(places: Sequence[tuple[int, int]]) -> dict[int, int]:
     cuts = [(offset, *_whole_pages(offset, size_bytes)) for offset, size_bytes in places]
     whole = sorted((offset + begin, offset + end) for offset, begin, end in cuts if begin < end)
     return {begin: end for (_, end), (begin, _) in itertools.pairwise(whole) if 0 < begin - end <= _SHORT_GAP_BYTES}
+
+
+def _part_of(tensor: torch.Tensor, begin: int, end: int) -> torch.Tensor:
+    """Return ``tensor[begin:end]``, of uint8: itself if that is all, because a view takes time."""
+    return tensor if end - begin == tensor.nbytes else tensor[begin:end]
 
 
 def _whole_pages(offset: int, size_bytes: int) -> tuple[int, int]:

@@ -115,7 +115,9 @@ def write(
 
     def bytes_in_file(tensor: torch.Tensor) -> torch.Tensor:
         # The memory of a conjugate or negative view differs from its values.
-        return reached(bytes_of(tensor.detach().resolve_conj().resolve_neg().contiguous()))
+        if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+            tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
+        return reached(bytes_of(tensor))
 
     *begins, end = itertools.accumulate((tensor.nbytes for tensor in tensors), initial=data_begin)
     places = [(begin, tensor.nbytes) for begin, tensor in zip(begins, tensors, strict=True)]
