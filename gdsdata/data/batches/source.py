@@ -42,7 +42,7 @@ _newest_of_gpus: dict[torch.device, Engine] = {}
 
 # Host memory for ids, places and transfers of a sample in flight, less than was measured with 4
 # batches of 2**20 samples of one field: of one size 93 bytes, else 58 (Arrow), 77 (strings) and 109
-# (Parquet). 2 cores, 2026.
+# (Parquet), on two cores, 2026-11-30.
 _PLANNED_BYTES, _PLANNED_BYTES_OF_ONE_SIZE = 56, 92
 
 
