@@ -51,6 +51,28 @@ def test_every_row_of_many_tensors_has_figures(tmp_path):
     assert figure(rows["stall of `AsyncCheckpointer.save`, beyond a copy of the bytes"][0]) < 1e6
 
 
+def test_records_of_one_file_and_of_many_take_turns_in_one_process(tmp_path):
+    some = ("--files", 1, 3, "--batches", 16, "--rows", "gdsdata", "index_select", "--size-gib", 2**-10)
+    cpu, of_1_file, next_us, path = 1, 2, 3, 4
+    rows = rows_of("records.py", "--folder", tmp_path, "--device", "cpu", *some)
+    for name in ("gdsdata, 1, 16", "gdsdata, 3, 16", "index_select, 1, 16", "index_select, 3, 16"):
+        assert float(rows[name][cpu]) > 0, rows[name]
+    assert rows["gdsdata, 1, 16"][of_1_file] == "" != rows["gdsdata, 3, 16"][of_1_file]
+    assert all(float(cell) > 0 for cell in rows["gdsdata, 3, 16"][next_us].split(", "))
+    assert rows["gdsdata, 3, 16"][path] == "page_cache 100%"
+
+
+@pytest.mark.slow
+def test_first_and_later_loads_of_each_kind_of_checkpoint_are_compared_with_what_was_saved(tmp_path):
+    kinds = ("safetensors", "pt", "dcp", "shards")
+    rows = rows_of(
+        "loads.py", "--folder", tmp_path, "--device", "cpu", "--size-gib", 2**-10, "--tensors", 6, "--later", 1
+    )
+    for kind in kinds:
+        first_ms, _, later_ms, _, cpu, path = rows[kind]
+        assert float(first_ms) > 0 and float(later_ms) > 0 and float(cpu) > 0 and path == "page_cache 100%", rows[kind]
+
+
 @pytest.mark.slow
 def test_samples_with_fields_are_verified_beside_a_loop_by_hand(tmp_path):
     rows = rows_of("fields.py", "--folder", tmp_path, "--only", "tar", "index", "--samples", 100)

@@ -13,7 +13,7 @@ namespace {
 constexpr uint64_t kWeyl = 0x9E3779B97F4A7C15;
 constexpr uint64_t kMultiplier1 = 0xBF58476D1CE4E5B9, kMultiplier2 = 0x94D049BB133111EB;
 constexpr size_t kRoundsOfEach = 16;
-constexpr size_t kLanes = 16;  // positions that are permuted together, by vector instructions if there are some
+constexpr size_t kBlock = 64;  // positions that are permuted by one call
 
 // Adds a hash of `other` to `half`, modulo `radix`. The hash has 32 bits, which a multiplication
 // scales into range(radix). A vector multiplies factors of 32 bits in one step, and of 64 in three.
@@ -24,47 +24,62 @@ constexpr size_t kLanes = 16;  // positions that are permuted together, by vecto
   return std::min(half, half - radix);  // the difference is huge if `half` is less than `radix`
 }
 
-using Lanes = std::array<uint64_t, kLanes>;
+using Block = std::array<uint64_t, kBlock>;
 
-[[gnu::always_inline]] inline void permute_lanes(const Permutation& p, Lanes& values) {
+// Permutes at least the first `count` values, `kLanes` at a time. A round waits for the products of
+// the one before it, so many are computed together. ns a position of 16,384 with 8, 16, 32 and 64
+// lanes: 12.7, 6.4, 3.5 and 2.1 with AVX-512 (two cores, Zig, by a loop of its own).
+template <size_t kLanes>
+[[gnu::always_inline]] inline void permute_block(const Permutation& p, Block& values, size_t count) {
+  static_assert(kBlock % kLanes == 0);
   const auto a = static_cast<uint32_t>(p.a), b = static_cast<uint32_t>(p.b);
   // No vector instruction divides integers. The factor outweighs three roundings, so this quotient
   // is never too large. It has at most 32 bits, so it is at most one too small.
   const double inverse = (1 - 0x1p-50) / static_cast<double>(p.b);
-  Lanes left, right;
-  for (size_t i = 0; i < kLanes; ++i) {
-    const auto quotient = static_cast<int64_t>(static_cast<double>(static_cast<int64_t>(values[i])) * inverse);
-    const uint64_t rest = values[i] - static_cast<uint64_t>(quotient) * b;
-    left[i] = static_cast<uint64_t>(quotient) + (rest >= b ? 1 : 0);
-    right[i] = std::min(rest, rest - b);
+  for (size_t first = 0; first < count; first += kLanes) {
+    std::array<uint64_t, kLanes> left, right;
+    for (size_t i = 0; i < kLanes; ++i) {
+      const uint64_t value = values[first + i];
+      const auto quotient = static_cast<int64_t>(static_cast<double>(static_cast<int64_t>(value)) * inverse);
+      const uint64_t rest = value - static_cast<uint64_t>(quotient) * b;
+      left[i] = static_cast<uint64_t>(quotient) + (rest >= b ? 1 : 0);
+      right[i] = std::min(rest, rest - b);
+    }
+    for (size_t round = 0; round < p.keys.size(); round += 2) {
+      for (size_t i = 0; i < kLanes; ++i) left[i] = mixed_half(left[i], right[i], a, p.keys[round]);
+      for (size_t i = 0; i < kLanes; ++i) right[i] = mixed_half(right[i], left[i], b, p.keys[round + 1]);
+    }
+    for (size_t i = 0; i < kLanes; ++i) values[first + i] = left[i] * b + right[i];
   }
-  for (size_t round = 0; round < p.keys.size(); round += 2) {
-    for (size_t i = 0; i < kLanes; ++i) left[i] = mixed_half(left[i], right[i], a, p.keys[round]);
-    for (size_t i = 0; i < kLanes; ++i) right[i] = mixed_half(right[i], left[i], b, p.keys[round + 1]);
-  }
-  for (size_t i = 0; i < kLanes; ++i) values[i] = left[i] * b + right[i];
 }
 
-void permute_lanes_anywhere(const Permutation& p, Lanes& values) { permute_lanes(p, values); }
+// With more lanes, Zig uses vectors of two, and takes 27 ns a position instead of 14.
+void permute_block_anywhere(const Permutation& p, Block& values, size_t count) { permute_block<8>(p, values, count); }
 
-using PermuteLanes = void (*)(const Permutation&, Lanes&);
+using PermuteBlock = void (*)(const Permutation&, Block&, size_t count);
 
 #ifdef __x86_64__
 
-// AVX-512 multiplies 64 bits in 8 lanes. Two cores, ns a position with and without it: 4.2 and 9.3
-// by GCC, 2.6 and 15.4 by Zig.
-[[gnu::target("avx512f,avx512dq"), gnu::optimize("O3")]] void permute_lanes_by_avx512(const Permutation& p,
-                                                                                      Lanes& values) {
-  permute_lanes(p, values);
+[[gnu::target("avx2"), gnu::optimize("O3")]] void permute_block_by_avx2(const Permutation& p, Block& values,
+                                                                        size_t count) {
+  permute_block<32>(p, values, count);
 }
 
-PermuteLanes best_permute_lanes(const Processor& has) {
-  return has.avx512 ? permute_lanes_by_avx512 : permute_lanes_anywhere;
+// AVX-512 multiplies 64 bits in one step. ns a position by GCC and Zig: 2.5 and 2.4, with AVX2 13.3
+// and 10.4, with neither 15.2 and 14.4 (two cores).
+[[gnu::target("avx512f,avx512dq"), gnu::optimize("O3")]] void permute_block_by_avx512(const Permutation& p,
+                                                                                      Block& values, size_t count) {
+  permute_block<64>(p, values, count);
+}
+
+PermuteBlock best_permute_block(const Processor& has) {
+  if (has.avx512) return permute_block_by_avx512;
+  return has.avx2 ? permute_block_by_avx2 : permute_block_anywhere;
 }
 
 #else
 
-PermuteLanes best_permute_lanes(const Processor&) { return permute_lanes_anywhere; }
+PermuteBlock best_permute_block(const Processor&) { return permute_block_anywhere; }
 
 #endif
 
@@ -89,12 +104,12 @@ uint64_t walk(const Permutation& p, uint64_t value) {
 
 void permute(const Permutation& permutation, std::span<const int64_t> positions, std::span<int64_t> images,
              const Processor& has) {
-  const PermuteLanes best = best_permute_lanes(has);
-  Lanes values{};
-  for (size_t first = 0; first < positions.size(); first += kLanes) {
-    const size_t count = std::min(kLanes, positions.size() - first);
+  const PermuteBlock best = best_permute_block(has);
+  Block values{};
+  for (size_t first = 0; first < positions.size(); first += kBlock) {
+    const size_t count = std::min(kBlock, positions.size() - first);
     for (size_t i = 0; i < count; ++i) values[i] = static_cast<uint64_t>(positions[first + i]);
-    best(permutation, values);
+    best(permutation, values, count);
     for (size_t i = 0; i < count; ++i) images[first + i] = static_cast<int64_t>(walk(permutation, values[i]));
   }
 }
