@@ -15,8 +15,10 @@ from tables import awkward, damaged, pa, read_all, rows_in, rows_of
 
 import gdsdata
 from gdsdata.data.batches import row_groups
+from gdsdata.data.order.epoch import part_of_step
 from gdsdata.data.order.permutation import Order
 from gdsdata.data.order.row_groups import InOrder, RowGroupPermutation, RowGroups, RowGroupShuffle
+from gdsdata.data.ranks import Share
 from gdsdata.errors import CorruptData, EngineClosed
 from gdsdata.formats import Parquet, column_values, recognise
 from gdsdata.formats.parsers.parquet_footer import row_groups_of
@@ -319,33 +321,39 @@ class TestRowGroupPermutation:
         assert (permutation(positions) == epoch_of(permutation, arguments["group_first_row"])[positions]).all()
         assert (positions == before).all()
 
-    @given(shuffles(), st.sampled_from([1, 2, 3, 4, 8]), st.data())
+    @given(shuffles(), st.sampled_from([1, 2, 3, 4, 8]), st.integers(1, 5), st.data())
     @settings(max_examples=150, deadline=None)
-    def test_says_before_which_row_groups_a_ranks_steps_need(self, arguments, world_size, data):
+    def test_says_before_which_row_groups_a_processs_steps_need(self, arguments, world_size, peers, data):
         first_row, step_samples = arguments["group_first_row"], arguments["step_samples"] * world_size
         arguments["step_samples"] = step_samples
         permutation = RowGroupPermutation(**arguments, epoch=1)
         ids, rank = epoch_of(permutation, first_row), data.draw(st.integers(0, world_size - 1))
+        part = part_of_step(step_samples, Share(rank, world_size), data.draw(st.integers(0, peers - 1)), peers)
         steps = len(ids) // step_samples
         begin = data.draw(st.integers(0, steps))
         end = data.draw(st.integers(begin, begin + 5))
-        share = step_samples // world_size
-        used = [ids[step * step_samples + rank * share :][:share] for step in range(begin, min(end, steps - 1) + 1)]
+        used = [ids[step * step_samples :][part.start : part.stop] for step in range(begin, min(end, steps - 1) + 1)]
         needed = set((np.searchsorted(first_row, np.concatenate([[], *used]), side="right") - 1).tolist())
-        assert needed <= set(permutation.of_rank(rank, world_size).groups(begin, end).tolist())
+        assert needed <= set(permutation.of_part(part).groups(begin, end).tolist())
 
-    @given(shuffles(), st.integers(1, 4), st.integers(0, 9), st.integers(0, 9))
-    @example({"group_first_row": np.arange(3), "step_samples": 2}, 2, 0, 0)  # a batch of one rank has all rows
+    @given(shuffles(), st.integers(1, 4), st.integers(1, 5), st.integers(0, 9), st.integers(0, 9))
+    @example({"group_first_row": np.arange(3), "step_samples": 2}, 2, 1, 0, 0)  # a batch of one rank has all rows
+    @example({"group_first_row": np.arange(10), "step_samples": 1}, 1, 2, 0, 0)  # the last peer has no part
     @settings(max_examples=100, deadline=None)
-    def test_of_files_in_their_order_says_exactly_which_they_are(self, arguments, world_size, begin, more):
+    def test_of_files_in_their_order_says_exactly_which_they_are(self, arguments, world_size, peers, begin, more):
         first_row = arguments["group_first_row"]
         step_samples = arguments["step_samples"] * world_size
-        share = step_samples // world_size
-        for rank in range(world_size):
-            starts = [step * step_samples + rank * share for step in range(begin, begin + more + 1)]
-            used = [i for start in starts for i in range(start, min(start + share, first_row[-1]))]
+        parts = [
+            part_of_step(step_samples, Share(rank, world_size), place, peers)
+            for rank in range(world_size)
+            for place in range(peers)
+        ]
+        assert [position for part in parts for position in part] == list(range(step_samples))
+        for part in parts:
+            starts = [step * step_samples for step in range(begin, begin + more + 1)]
+            used = [start + i for start in starts for i in part if start + i < first_row[-1]]
             needed = np.unique(np.searchsorted(first_row, used, side="right") - 1).tolist()
-            assert InOrder(first_row, step_samples, rank, world_size).groups(begin, begin + more).tolist() == needed
+            assert InOrder(first_row, step_samples, part).groups(begin, begin + more).tolist() == needed
 
     def test_mixes_the_rows_of_a_window(self):
         first_row = np.arange(0, 8 * 16 * 100 + 1, 100)

@@ -100,7 +100,8 @@ def different_batches(folder, mesh):
             compare((order, drop_last), folder / "records", 7, shuffle=shuffle, drop_last=drop_last)
     for batch_size in (1, 3):
         compare(batch_size, folder / "records", batch_size)
-    compare("rows of tables", folder / "parquet", 7, SOURCES["parquet"].format(), shuffle=False)
+    for batch_size in (1, 7):
+        compare(("tables", batch_size), folder / "parquet", batch_size, SOURCES["parquet"].format(), shuffle=False)
     for ragged in ("flat", "nested", "padded", "list"):
         fields = Fields(ragged=ragged, decode={"cls": "cls"})
         compare(ragged, folder / "numbers", 5, Tar(index_cache=None), fields=fields)

@@ -15,7 +15,7 @@ from gdsdata.data.batches.settings import BatchSettings
 from gdsdata.data.batches.source import BatchSource, RingSource, begun_engine
 from gdsdata.data.indexing import Indexing
 from gdsdata.data.order import choice
-from gdsdata.data.order.epoch import Epoch
+from gdsdata.data.order.epoch import Epoch, part_of_step
 from gdsdata.data.order.permutation import Order
 from gdsdata.data.progress import Progress
 from gdsdata.data.ranks import Ranks, Share
@@ -135,8 +135,10 @@ class Samples:
         return self.settings.batch_size * self.share.world_size
 
     def epoch(self, number: int) -> Epoch:
-        """Return an epoch of this share."""
-        return Epoch(self.shuffle, len(self.index), self.step_samples, self.share, self._seed, number)
+        """Return an epoch of this process: of its share, or of its part of that."""
+        place, peers = (0, 1) if self._peers is None else (self._peers.place, self._peers.count)
+        part = part_of_step(self.step_samples, self.share, place, peers)
+        return Epoch(self.shuffle, len(self.index), self.step_samples, part, self._seed, number)
 
     def reader(self, number: int, owner: object) -> Reader[Any]:
         """Return what reads an epoch's batches.
@@ -153,8 +155,7 @@ class Samples:
 
         data = compared(self.identity_of_data())
         call = {**self.identity(), **data, "epoch": number, "batch_size": self.settings.batch_size}
-        part = Share(self.share.rank * peers.count + peers.place, self.share.world_size * peers.count)
-        inner = self.source.reader(epoch._replace(share=part), owner)
+        inner = self.source.reader(epoch, owner)
         return SharedReader(inner, peers, self.settings._replace(batch_size=self.order.largest_batch), call)
 
     def check_memory(self, batches: int) -> None:

@@ -99,16 +99,27 @@ class Lanes:
         """Return whether a window has the samples of a step."""
         return step_samples <= self.lanes * self.window_pieces * self.piece_samples
 
-    def of_rank(self, rank: int, world_size: int) -> range:
-        """Return the lanes that a rank reads.
-
-        If the ranks do not divide the lanes, it does not read all of them alone.
-        """
-        return range(rank * self.lanes // world_size, -(-(rank + 1) * self.lanes // world_size))
+    def lanes_of(self, part: range, step_samples: int) -> range:
+        """Return the lanes that have a part of each step: see `lanes_of_part`."""
+        return lanes_of_part(self.lanes, part, step_samples)
 
     def permutation(self, samples: int, step_samples: int, seed: int, epoch: int) -> LanePermutation:
         """Return an epoch's bijection, as `permutation.Shuffle` asks for."""
         return LanePermutation(self, samples, step_samples, seed, epoch)
+
+
+def lanes_of_part(lanes: int, part: range, step_samples: int) -> range:
+    """Return the lanes that have a part of each step, at least one.
+
+    If the part does not begin and end with lanes, others read the first and the last one too.
+
+    Args:
+        lanes: that share a step equally, one behind the other.
+        part: positions in a step.
+        step_samples: in a step.
+    """
+    begin = min(part.start, step_samples - 1)
+    return range(begin * lanes // step_samples, -(-max(part.stop, begin + 1) * lanes // step_samples))
 
 
 class LanePermutation:

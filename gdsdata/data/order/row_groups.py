@@ -22,7 +22,7 @@ from typing import Protocol
 
 import numpy as np
 
-from gdsdata.data.order.lanes import lane_places
+from gdsdata.data.order.lanes import lane_places, lanes_of_part
 from gdsdata.data.order.permutation import Permutation, epoch_key, mix, mixed, permuted
 from gdsdata.distinct import distinct
 from gdsdata.whole_numbers import whole_number
@@ -172,15 +172,13 @@ class RowGroupPermutation:
         nth = np.searchsorted(self._line_first, line, side="right") - 1
         return self._first_row[nth] + line - self._line_first[nth]
 
-    def of_rank(self, rank: int, world_size: int) -> LanesOfRank:
-        """Return the lanes that a rank reads.
-
-        If the ranks do not divide the lanes, it does not read all of them alone.
-        """
+    def of_part(self, part: range) -> LanesOfPart:
+        """Return the lanes of a part of each step: see `lanes.lanes_of_part`."""
         lanes = self._shape.lanes
-        lane = np.arange(rank * lanes // world_size, -(-(rank + 1) * lanes // world_size), dtype=np.int64)
+        of_part = lanes_of_part(lanes, part, self._step_samples)
+        lane = np.arange(of_part.start, of_part.stop, dtype=np.int64)
         # A window of one of its lanes ends in so many steps.
-        return LanesOfRank(self, lane, self._shape.window_rows * lanes // (self._step_samples * len(lane)))
+        return LanesOfPart(self, lane, self._shape.window_rows * lanes // (self._step_samples * len(lane)))
 
     def groups(self, lane: np.ndarray, first_step: int, last_step: int) -> np.ndarray:
         """Return the row groups in some lanes' windows in some steps: int64, each once."""
@@ -206,7 +204,7 @@ class RowGroupPermutation:
 
 
 @dataclass(frozen=True, eq=False)
-class LanesOfRank:
+class LanesOfPart:
     """Some lanes of an epoch, as `UpcomingGroups`."""
 
     permutation: RowGroupPermutation
@@ -218,25 +216,28 @@ class LanesOfRank:
 
 
 class InOrder:
-    """A rank's epoch in the order of the files, as `UpcomingGroups`.
+    """A process's epoch in the order of the files, as `UpcomingGroups`.
 
     Args:
         group_first_row: as in `RowGroupPermutation`.
         step_samples: in a global batch.
-        rank, world_size: whose slices of the steps.
+        part: the positions in each step that the process reads.
     """
 
-    def __init__(self, group_first_row: np.ndarray, step_samples: int, rank: int, world_size: int) -> None:
+    def __init__(self, group_first_row: np.ndarray, step_samples: int, part: range) -> None:
         rows = int(group_first_row[-1])
-        self._share = min(step_samples // world_size, max(1, rows))  # lest a product of steps be too large for numpy
-        self._group_first_row, self._step_samples = group_first_row, self._share * world_size
-        self._first = rank * self._share
+        # Lest a product of steps be too large for numpy.
+        self._step_samples = min(step_samples, max(1, rows))
+        self._first, self._last = min(part.start, rows), min(part.stop, rows)
+        self._group_first_row = group_first_row
         self.steps_ahead = 2 * rows // max(1, len(group_first_row) - 1) // self._step_samples
 
     def groups(self, first_step: int, last_step: int) -> np.ndarray:
+        if self._first == self._last:
+            return np.empty(0, np.int64)
         begin = np.arange(first_step, last_step + 1, dtype=np.int64) * self._step_samples + self._first
         begin = begin[begin < self._group_first_row[-1]]
-        end = np.minimum(begin + self._share, self._group_first_row[-1])
+        end = np.minimum(begin + (self._last - self._first), self._group_first_row[-1])
         first = np.searchsorted(self._group_first_row, begin, side="right") - 1
         last = np.searchsorted(self._group_first_row, end - 1, side="right") - 1
         inside = np.zeros(len(self._group_first_row) + 1, np.int64)
