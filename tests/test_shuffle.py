@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.numpy
 from helpers import (
     MIB,
     arrays,
@@ -32,7 +33,7 @@ from gdsdata.data.batches.piece_memory import SpareMemory
 from gdsdata.data.batches.pieces import OpenPieces
 from gdsdata.data.order import measured
 from gdsdata.errors import CorruptData, StallError
-from gdsdata.formats import Npy, Records
+from gdsdata.formats import Npy, Records, Safetensors
 
 RECORDS = Records("u1", (64,))
 SHAPE = Lanes(8, 4, 5)  # pieces of five samples, so that even small data has many windows
@@ -340,6 +341,24 @@ def test_a_last_window_that_had_room_beside_the_one_before_it_is_not_fetched_aga
     opened.reach(permutation.steps_within(last - 1))
     assert opened._held[last] is fetched[last]
     opened.close()
+
+
+def test_samples_whose_fields_lie_apart_come_from_no_window_that_passes_before(tmp_path):
+    """Runs that join such fields overlap those of other pieces, which other windows have too."""
+    for number in range(2):
+        arrays_of_file = {"x": np.full((15, 3), number + 1.0), "y": np.arange(15)}
+        safetensors.numpy.save_file(arrays_of_file, tmp_path / f"{number}.safetensors")
+    index = Safetensors("rows", ("x", "y")).index(sorted(map(str, tmp_path.glob("*.safetensors"))))
+    shape = Lanes(1, 4, 3)
+    for seed in range(10):
+        permutation = shape.permutation(30, 9, seed, 0)
+        opened = OpenPieces(index, permutation, range(1), EngineOptions(direct="always"), 60.0)
+        opened.reach(0)
+        assert permutation.windows == 2
+        for window, positions in enumerate((range(12), range(12, 30))):
+            local = opened.local(index.plan(permutation(np.array(positions, np.int64))))
+            assert (local.source >= len(index.paths) + window).all(), seed  # a later one has not passed either
+        opened.close()
 
 
 def test_pieces_are_closed_while_a_window_waits_for_reads_that_never_begin(folder, monkeypatch, short_calls):

@@ -66,6 +66,7 @@ class _Window(NamedTuple):
     end: np.ndarray
     memory_begin: np.ndarray  # of the byte at ``begin``
     by_use: np.ndarray  # int64 (R,), which of ``runs`` each is
+    farthest: np.ndarray  # int64 (R,), of the runs up to each, the one that ends last: runs of fields can overlap
     runs: _Runs
     begun: int  # so many of ``runs`` are read, or cannot be
     starts: np.ndarray  # int64 (C,), the first of ``runs`` that each call reads
@@ -219,8 +220,8 @@ class OpenPieces(Chunks[_Window]):
             window = self._wait_for(opened)
             if window.has_nothing:
                 continue
-            run = np.searchsorted(window.begin, on_line, side="right") - 1
-            inside = (run >= 0) & (on_line + plan.length <= window.end[run]) & unknown
+            run = window.farthest[np.searchsorted(window.begin, on_line, side="right") - 1]
+            inside = (window.begin[run] <= on_line) & (on_line + plan.length <= window.end[run]) & unknown
             unknown &= ~inside
             inside[inside] = self._are_read(window, run[inside])
             run = run[inside]
@@ -331,7 +332,9 @@ class OpenPieces(Chunks[_Window]):
         on_line = self._on_line(runs)
         order = np.argsort(on_line, kind="stable")
         end, memory_begin = on_line + runs.length_bytes, runs.place + runs.begin_bytes - runs.first_page
-        return _Window(on_line[order], end[order], memory_begin[order], order, runs, begun, starts, calls)
+        ends_last = end[order] == np.maximum.accumulate(end[order])
+        farthest = np.maximum.accumulate(np.where(ends_last, np.arange(len(order)), 0))
+        return _Window(on_line[order], end[order], memory_begin[order], order, farthest, runs, begun, starts, calls)
 
     def _runs(self, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return file, offset and length in bytes of the runs that make up a window.
