@@ -3,6 +3,7 @@
 import ast
 import os
 import signal
+import time
 from datetime import timedelta
 
 import pytest
@@ -389,3 +390,20 @@ def test_replicas_on_two_gpus_have_all_bytes_and_the_storage_reads_them_once(tmp
         pytest.skip("this file system has no storage")
     size_bytes = sum(file.stat().st_size for file in files)
     assert size_bytes <= sum(read for *_, read in found) < 1.05 * size_bytes + MIB
+
+
+def _is_silent_before_replicas_read(rank, folder):
+    with AsyncCheckpointer(folder / "run", replicas="auto", timeout_s=3) as checkpointer:
+        checkpointer.save(1, {"a": torch.ones(3)}).result(30)
+        if rank == 1:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(Agreement, "twin", lambda self: time.sleep(12) or self.drop_twin())
+                return error_of(lambda: checkpointer.restore({"a": torch.zeros(3)}))
+        began = time.monotonic()
+        error = error_of(lambda: checkpointer.restore({"a": torch.zeros(3)}))
+        return error, time.monotonic() - began
+
+
+def test_replicas_wait_for_one_that_is_silent_no_longer_than_timeout_s(tmp_path):
+    (error, waited_s), _ = on_ranks(2, _is_silent_before_replicas_read, tmp_path)
+    assert "RankLost" in str(error) and waited_s < 10

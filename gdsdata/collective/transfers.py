@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -50,7 +51,11 @@ _ONCE = {"node": _NODE, "job": _JOB}
 
 @contextlib.contextmanager
 def reads_together(
-    group: object, once: str | None, call: Mapping[str, object], stall_timeout_s: float
+    group: object,
+    once: str | None,
+    call: Mapping[str, object],
+    stall_timeout_s: float,
+    most_silent_s: float = math.inf,
 ) -> Iterator[SharedReads | None]:
     """Have the ranks of a group read together in the block, which all of them enter.
 
@@ -62,6 +67,7 @@ def reads_together(
             None: "job" for URLs and file systems that are shared between nodes, else "node".
         call: see `Agreement.session`.
         stall_timeout_s: of the engine.
+        most_silent_s: a rank may be silent for so long, if that is shorter than five such times.
 
     Yields:
         None if there are no other ranks.
@@ -76,7 +82,7 @@ def reads_together(
     if found is None:
         yield None
         return
-    timeout_s = _STALLS * (stall_timeout_s or 60.0)
+    timeout_s = min(_STALLS * (stall_timeout_s or 60.0), most_silent_s)
     with Agreement(found, timeout_s).session({**call, "once": once}, _take_part) as session:
         session.nodes()  # known from now on, without an agreement
         yield SharedReads(session, once)

@@ -32,6 +32,7 @@ class Ranks:
         timeout_s: how long ranks wait for one another.
 
     Attributes:
+        timeout_s: as given.
         rank: of this process.
         count: how many there are.
         members: the rank in the default group of each.
@@ -44,7 +45,7 @@ class Ranks:
         distributed = torch.distributed
         together = distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
         self._of_program = (group or distributed.group.WORLD) if together else None
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self.rank = distributed.get_rank(group) if together else 0
         self.count = distributed.get_world_size(group) if together else 1
         self.members: list[int] = distributed.get_process_group_ranks(group) if together else [0]
@@ -62,7 +63,7 @@ class Ranks:
         program = self._of_program
         if program is None or self._group is not None:
             return
-        timeout = timedelta(seconds=self._timeout_s)
+        timeout = timedelta(seconds=self.timeout_s)
         try:
             self._group = gloo_group(program, "gdsdata/ranks", self.rank, self.count, timeout)
         except RuntimeError as error:  # of gloo or the store
@@ -159,7 +160,7 @@ class Ranks:
             all_call = " All ranks make the calls of an AsyncCheckpointer, also if only some of them write (replicas=)."
         lost = (
             f"a rank of the {self.count} that save and restore together has ended, or was silent for "
-            f"{self._timeout_s:g} s: {words_of(error)}.{all_call} Look for its own error, and start all ranks again"
+            f"{self.timeout_s:g} s: {words_of(error)}.{all_call} Look for its own error, and start all ranks again"
         )
         self._break_off(lost)
         return RankLost(lost)

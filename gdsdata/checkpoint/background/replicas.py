@@ -99,7 +99,7 @@ class Replicas:
             return contextlib.nullcontext()
         from gdsdata.collective.transfers import reads_together  # late: most programs read by themselves
 
-        return reads_together(self._group, once, call, options.stall_timeout_s)
+        return reads_together(self._group, once, call, options.stall_timeout_s, self._ranks.timeout_s)
 
     def check_same(self, described: Callable[[], Described]) -> None:
         """Check that the states of replicas have the same description. All ranks call it.
