@@ -82,9 +82,13 @@ def packed_shard(samples, config=b""):
 
 
 def write_mds(folder, samples):
+    write_mds_shards(folder, shards_of(samples))
+
+
+def write_mds_shards(folder, shards):
     columns = {"column_names": ["jpg"], "column_encodings": ["bytes"], "column_sizes": [None]}
     listed = []
-    for number, shard in enumerate(shards_of(samples)):
+    for number, shard in enumerate(shards):
         name, packed = f"shard.{number:05}.mds", packed_shard(shard, json.dumps(columns).encode())
         (folder / name).write_bytes(packed)
         raw = {"basename": name, "bytes": len(packed), "hashes": {}}
@@ -94,8 +98,12 @@ def write_mds(folder, samples):
 
 
 def write_litdata(folder, samples):
+    write_litdata_chunks(folder, shards_of(samples))
+
+
+def write_litdata_chunks(folder, chunks):
     listed = []
-    for number, shard in enumerate(shards_of(samples)):
+    for number, shard in enumerate(chunks):
         name, packed = f"chunk-0-{number}.bin", packed_shard(shard)
         (folder / name).write_bytes(packed)
         listed.append({"chunk_bytes": len(packed), "chunk_size": len(shard), "dim": None, "filename": name})

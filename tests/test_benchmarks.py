@@ -6,6 +6,7 @@ A row has figures only if all that it read was what had been written.
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -71,6 +72,25 @@ def test_first_and_later_loads_of_each_kind_of_checkpoint_are_compared_with_what
     for kind in kinds:
         first_ms, _, later_ms, _, cpu, path = rows[kind]
         assert float(first_ms) > 0 and float(later_ms) > 0 and float(cpu) > 0 and path == "page_cache 100%", rows[kind]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)  # twenty processes start
+def test_first_and_later_starts_of_every_kind_of_data_are_measured(tmp_path):
+    if not any(map(shutil.which, ("cc", "gcc", "clang"))):
+        pytest.skip("no C compiler is here to build the slow opens")
+    counts = {"--npy": 30, "--tar": 300, "--mds": 3, "--litdata": 3, "--parquet": 2, "--slow": 20, "--open-ms": 4}
+    options = [word for option in counts.items() for word in option]
+    rows = rows_of("index_starts.py", *options, "--folder", tmp_path, within_s=190)
+    files = {"npy": 30, "tar": 1, "mds": 4, "litdata": 4, "parquet": 2}
+    samples = {"npy": 30, "tar": 300, "mds": 300, "litdata": 300, "parquet": 2000}
+    for kind in files:
+        cells, slow = rows[kind], rows[f"{kind}, opens of 4 ms"]
+        assert [figure(cell) for cell in cells[:2]] == [files[kind], samples[kind]]
+        assert all(figure(cell) > 0 for cell in (cells[2], cells[5], cells[8]))
+        assert figure(slow[0]) in (20, 21) and figure(slow[1]) == (20 if kind == "npy" else 2000)
+        assert figure(slow[2]) >= 0.004 * 20 / 16, "less: the opens were not slow"
+    assert len(rows) == 1 + 2 * len(files) and not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
