@@ -33,6 +33,7 @@ from gdsdata import GDSDataset
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.formats import shards, unpacking
 from gdsdata.formats.mds import Mds, decode_array
+from gdsdata.storage import heads
 
 # Hypothesis runs one test function many times with one tmp_path. Every example here overwrites its
 # files.
@@ -135,6 +136,34 @@ class TestColumns:
         status = [os.stat(path) for path in index.paths]
         assert index.size_bytes.tolist() == [one.st_size for one in status]
         assert index.mtime_ns.tolist() == [one.st_mtime_ns for one in status]
+
+    def test_tables_of_many_shards_are_read_by_threads_of_the_extension(self, tmp_path, monkeypatch):
+        path = write_mds(tmp_path, {"x": "bytes"}, [None], [[[b"%d" % i]] for i in range(300)])
+        by_threads, read = [], heads.engine.read_heads
+
+        def counted(joined, count, head_bytes, threads):
+            by_threads.extend([head_bytes] * count)
+            return read(joined, count, head_bytes, threads)
+
+        monkeypatch.setattr(heads.engine, "read_heads", counted)
+        index = Mds().index([path])
+        assert read_column(index, "x") == [b"%d" % i for i in range(300)]
+        assert by_threads.count(shards.table_size(1)) >= 200
+
+    @pytest.mark.parametrize("most", [1, 40, 100, 10**6])
+    def test_tables_in_memory_together_take_no_more_than_their_limit(self, tmp_path, monkeypatch, most):
+        files = [[[b"%d" % i]] * count for i, count in enumerate((1, 1, 9, 1, 0, 1, 1, 1))]
+        path = write_mds(tmp_path, {"x": "bytes"}, [None], files)
+        parts, read = [], shards.read_heads
+        monkeypatch.setattr(shards, "_TABLES_AT_ONCE_BYTES", most)
+        monkeypatch.setattr(
+            shards, "read_heads", lambda paths, size: (parts.append((len(paths), size)), read(paths, size))[1]
+        )
+        index = Mds().index([path])
+        assert read_column(index, "x") == [sample[0] for samples in files for sample in samples]
+        assert all(count == 1 or count * size <= most for count, size in parts)
+        assert sum(count for count, _ in parts) == 8
+        assert len(parts) == {1: 8, 40: 4, 100: 3, 10**6: 1}[most]
 
     def test_with_one_column_of_varying_size_no_sample_is_read(self, tmp_path, monkeypatch):
         files = [[[b"x" * i, np.int64(i).tobytes()] for i in range(9)]]

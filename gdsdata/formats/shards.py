@@ -28,9 +28,8 @@ from gdsdata.storage.heads import read_heads, sizes_of
 MOST_AXES = 64
 # Read of an array's head at first: up to 16 axes of MDS's usual widths, 8 of LitData's.
 _ARRAY_HEAD_BYTES = 40
-# Shards whose tables are in memory together (`read_heads` asks the disk for them side by side), and
-# their bytes.
-_TABLES_AT_ONCE = 64
+# Tables of shards that are in memory together. `read_heads` reads the first files one by one, so it
+# needs many of them to have several threads wait for slow storage.
 _TABLES_AT_ONCE_BYTES = 2**26
 
 
@@ -367,15 +366,22 @@ def index_shards(shards: Sequence[Shard], columns: Sequence[Column]) -> FieldInd
 
 def _tables(shards: Sequence[Shard]) -> Iterator[tuple[Shard, np.ndarray]]:
     """Yield each shard with the offsets of its samples."""
-    first = 0
-    while first < len(shards):
-        some = shards[first : first + _TABLES_AT_ONCE]
+    for some in _fitting(shards):
         longest_bytes = max(table_size(shard.samples) for shard in some)
-        if len(some) * longest_bytes > _TABLES_AT_ONCE_BYTES:  # so much is read of each, whatever its own takes
-            some, longest_bytes = some[:1], table_size(some[0].samples)
         heads, _, _ = read_heads([shard.path for shard in some], longest_bytes)
         yield from ((shard, parse_table(head, shard)) for shard, head in zip(some, heads, strict=True))
-        first += len(some)
+
+
+def _fitting(shards: Sequence[Shard]) -> Iterator[Sequence[Shard]]:
+    """Yield parts of shards whose tables fit in memory together, at least one a part."""
+    first, longest_bytes = 0, 0
+    for end, shard in enumerate(shards):
+        longest_bytes = max(longest_bytes, table_size(shard.samples))
+        # So much is read of each, whatever its own table takes.
+        if end > first and (end + 1 - first) * longest_bytes > _TABLES_AT_ONCE_BYTES:
+            yield shards[first:end]
+            first, longest_bytes = end, table_size(shard.samples)
+    yield shards[first:]
 
 
 def _read_array_heads(reader: StretchReader, begin: np.ndarray, array: ArrayFormat) -> np.ndarray:
