@@ -13,7 +13,7 @@ from helpers import descriptors, random_bytes, run_script
 import gdsdata
 from gdsdata import GDSDataset, Reading
 from gdsdata.errors import IoError
-from gdsdata.storage import heads
+from gdsdata.storage import heads, opened
 from gdsdata.storage.heads import read_heads
 from gdsdata.storage.opened import open_file
 
@@ -206,3 +206,36 @@ def test_storage_that_loses_an_open_file_is_an_error_that_names_it(tmp_path, mon
 def test_a_name_with_a_nul_is_an_error_that_names_it(paths):
     with pytest.raises(ValueError, match=r"'a\\x00b' contains a NUL"):
         heads.statuses_of([*paths, "a\0b"])
+
+
+def test_files_are_looked_at_side_by_side_in_order_and_not_far_ahead_of_their_use(monkeypatch):
+    monkeypatch.setattr(opened, "_AHEAD", 2)
+    begun, together = [], threading.Barrier(4, timeout=20)
+
+    def look(path):
+        begun.append(path)
+        if len(begun) <= 4:
+            together.wait()
+        return path
+
+    paths = [str(i) for i in range(100)]
+    most_ahead, found = 0, []
+    for one in opened.of_each(look, paths, 4):
+        found.append(one)
+        most_ahead = max(most_ahead, len(begun) - len(found))
+    assert found == paths == sorted(begun, key=int)
+    assert most_ahead <= 2 * 4
+
+
+def test_files_behind_one_that_cannot_be_looked_at_are_left_alone():
+    begun = []
+
+    def look(path):
+        begun.append(path)
+        return 1 // int(path != "3")
+
+    found = opened.of_each(look, [str(i) for i in range(1000)], 2)
+    assert [next(found) for _ in range(3)] == [1, 1, 1]
+    with pytest.raises(ZeroDivisionError):
+        next(found)
+    assert len(begun) < 20

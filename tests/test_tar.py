@@ -10,6 +10,7 @@ import random
 import re
 import struct
 import tarfile
+import threading
 import time
 
 import numpy as np
@@ -199,6 +200,12 @@ class TestSamples:
         found = index(*paths)
         assert [field.name for field in found.fields] == ["jpg", "txt"]
         assert read(found)[:3] == [{"jpg": b"0"}, {"jpg": b"1"}, {"jpg": b"2", "txt": b"a"}]
+
+    def test_several_files_are_opened_side_by_side(self, tmp_path, monkeypatch):
+        paths = [shard(tmp_path / f"{i}.tar", [member(f"{i}.txt", b"%d" % i)]) for i in range(8)]
+        all_open, open_file = threading.Barrier(4, timeout=20), tar.open_file
+        monkeypatch.setattr(tar, "open_file", lambda *said, **how: (all_open.wait(), open_file(*said, **how))[1])
+        assert read(index(*paths)) == [{"txt": b"%d" % i} for i in range(8)]
 
     def test_a_field_that_no_sample_has_is_refused(self, tmp_path):
         path = shard(tmp_path / "a.tar", [("0.jpg", b""), ("0.cls", b"")])

@@ -6,8 +6,9 @@ import contextlib
 import errno
 import os
 import stat
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import BinaryIO, Protocol, TypeVar
 
 import numpy as np
@@ -21,6 +22,8 @@ T = TypeVar("T")
 
 # Objects that are looked at side by side: each request waits for a server.
 REMOTE_THREADS = 64
+# So many files for each thread may be looked at before a caller takes the results.
+_AHEAD = 4
 # The errors of file systems that do not know RWF_NOWAIT.
 _CANNOT_SAY = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
@@ -166,9 +169,14 @@ def of_each(look: Callable[[str], T], paths: Sequence[str], threads: int = 1) ->
     if min(most, len(paths)) < 2:
         yield from map(look, paths)
         return
-    pool = ThreadPoolExecutor(min(most, len(paths)), "gdsdata-indexing")
+    pool, begun = ThreadPoolExecutor(min(most, len(paths)), "gdsdata-indexing"), deque[Future[T]]()
     try:
-        yield from pool.map(look, paths)
+        for path in paths:
+            begun.append(pool.submit(look, path))
+            if len(begun) > _AHEAD * most:  # results must not pile up
+                yield begun.popleft().result()
+        while begun:
+            yield begun.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
 
