@@ -147,12 +147,6 @@ def pci_chain(host: Host, path: str) -> list[str]:
     return _PCI_DEVICE.findall(host.real(path) or "")
 
 
-def pci_address(text: str) -> str:
-    """Return nvidia-smi's address (8-digit domain, capitals) as sysfs writes it."""
-    domain, _, rest = text.strip().lower().partition(":")
-    return f"{domain[-4:]}:{rest}"
-
-
 def gpus(host: Host) -> list[str]:
     """Return the addresses of NVIDIA's display and 3-D controllers (vendor 0x10de)."""
     folder = "/sys/bus/pci/devices"

@@ -57,10 +57,6 @@ class Manifest:
         """The bytes of the manifest's file."""
         return json.dumps({"format": _FORMAT, **asdict(self)}, indent=1).encode()
 
-    def is_same_save(self, other: Manifest) -> bool:
-        """Return whether both name the same files: their names contain random numbers."""
-        return (self.step, self.files) == (other.step, other.files)
-
 
 def folder_of_step(step: int) -> str:
     """Return the name of a step's folder."""

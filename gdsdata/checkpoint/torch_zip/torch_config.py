@@ -36,11 +36,6 @@ def has_checksums() -> bool:
     return config.save.compute_crc32
 
 
-def is_mapped(mmap: bool | None) -> bool:
-    """Return whether ``torch.load(mmap=mmap)`` maps the file."""
-    return config.load.mmap if mmap is None else mmap
-
-
 def assumed_byte_order() -> bytes:
     """Return the byte order that torch assumes for a file that does not state its own."""
     assumed = torch.serialization.get_default_load_endianness()

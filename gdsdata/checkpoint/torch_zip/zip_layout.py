@@ -103,12 +103,6 @@ def place(records: list[tuple[str, int, int]], begin: int = 0) -> list[Placed]:
     return placed
 
 
-def directory_bytes(placed: list[Placed]) -> int:
-    """Return the length of the `directory`."""
-    size = sum(record.entry_bytes for record in placed)
-    return size + end_bytes(placed[-1].end, len(placed), size)
-
-
 def directory(placed: list[Placed], checksums: list[int]) -> bytes:
     """Return everything after the last record, to the zip's end."""
     entries = b"".join(record.entry(crc32) for record, crc32 in zip(placed, checksums, strict=True))
