@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
-import os
 import zlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -17,11 +15,9 @@ import torch
 from gdsdata.checkpoint.gc_pause import collector_resumed
 from gdsdata.checkpoint.partial_pages import PAGE_BYTES, PartialPages
 from gdsdata.checkpoint.threads import CallThreads
-from gdsdata.errors import IoError
 from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
 from gdsdata.progress_bars import current
-from gdsdata.storage.paths import absolute
 
 Extent = tuple[int, torch.Tensor]  # where it goes in the file, and its bytes: uint8, one dimension, contiguous
 
@@ -357,65 +353,3 @@ def reached(flat: torch.Tensor) -> torch.Tensor:
     That is the CPU, if the engine does not reach the tensor's device.
     """
     return flat if engine.reaches(flat.device) else flat.cpu()
-
-
-def make_folder(path: str) -> None:
-    """Make a folder and those above it. They are on storage when this returns.
-
-    Raises:
-        NotADirectoryError: something above it is a file.
-        IoError: the system refuses it, as on a full disk.
-    """
-    if os.path.isdir(path):
-        return
-    above = os.path.dirname(absolute(path))
-    make_folder(above)
-    try:
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(path)
-        sync_folder(above)
-    except NotADirectoryError:
-        raise
-    except OSError as error:
-        message = f"could not make the folder '{path}': {error.strerror}; mend that, or choose another folder"
-        raise IoError.caused_by(error, message, path) from error
-
-
-def sync_folder(path: str) -> None:
-    """Sync a folder: the names in it are on storage when this returns."""
-    _sync(path, os.O_RDONLY | os.O_DIRECTORY)
-
-
-@contextlib.contextmanager
-def synced_below(folder: str) -> Iterator[None]:
-    """For ``with``: sync all files below a folder that the block writes, and the folders.
-
-    No time is compared with this machine's clock, which may be set meanwhile.
-    """
-    before = _files_below(folder)
-    yield
-    for path, _ in _files_below(folder) - before:
-        sync_file(path)
-    for directory, _, _ in os.walk(folder):
-        sync_folder(directory)
-    sync_folder(os.path.dirname(absolute(folder)))
-
-
-def _files_below(folder: str) -> set[tuple[str, tuple[int, int, int]]]:
-    """Return the files below a folder, and for each what differs once it is written."""
-    paths = [os.path.join(directory, name) for directory, _, names in os.walk(folder) for name in names]
-    found = [(path, os.stat(path)) for path in paths if os.path.isfile(path)]
-    return {(path, (status.st_ino, status.st_mtime_ns, status.st_size)) for path, status in found}
-
-
-def sync_file(path: str) -> None:
-    """Sync a file that others have written."""
-    _sync(path, os.O_RDONLY)
-
-
-def _sync(path: str, flags: int) -> None:
-    descriptor = os.open(path, flags)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

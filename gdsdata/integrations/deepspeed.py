@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from gdsdata.checkpoint.api import save
-from gdsdata.checkpoint.file_writer import make_folder, sync_file, sync_folder
 from gdsdata.checkpoint.hooks import torch_hooks
+from gdsdata.checkpoint.synced_folders import make_folder, sync_file, sync_folder
 from gdsdata.collective.agreement import Agreement, group_of
 from gdsdata.integrations.versions import importing
 from gdsdata.io.options import EngineOptions, options_of

@@ -13,7 +13,7 @@ import torch
 from gdsdata.checkpoint.background.arguments import size_in_bytes
 from gdsdata.checkpoint.background.file_saves import FileSaves
 from gdsdata.checkpoint.deferred import deferring
-from gdsdata.checkpoint.file_writer import sync_folder
+from gdsdata.checkpoint.synced_folders import sync_folder
 from gdsdata.integrations.hf_trainer_folders import STATE_OF_TRAINER, remove_old
 from gdsdata.integrations.hf_trainer_mixin import TrainerMixin
 from gdsdata.integrations.overrides import check_overrides

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from gdsdata.checkpoint.file_writer import make_folder, synced_below
 from gdsdata.checkpoint.gc_pause import collector_paused
 from gdsdata.checkpoint.open_object import read_object
 from gdsdata.checkpoint.safetensors.installed import CountedOpen, install, uninstall
 from gdsdata.checkpoint.safetensors.opened import SafeSlice, resolved
 from gdsdata.checkpoint.safetensors.planned_load import PlannedLoad
+from gdsdata.checkpoint.synced_folders import make_folder, synced_below
 from gdsdata.checkpoint.urls import is_url, joined, local_folder, plain_path, store_and_key
 from gdsdata.integrations.versions import importing
 from gdsdata.io import engine

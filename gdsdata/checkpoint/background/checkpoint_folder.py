@@ -28,7 +28,8 @@ from gdsdata.checkpoint.background.manifest import (
     parsed_manifest,
     step_of_folder,
 )
-from gdsdata.checkpoint.file_writer import TEMPORARY, FileWriter, make_folder, sync_folder
+from gdsdata.checkpoint.file_writer import TEMPORARY, FileWriter
+from gdsdata.checkpoint.synced_folders import make_folder, sync_folder
 from gdsdata.checkpoint.urls import not_a_folder
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.io.options import EngineOptions

@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from gdsdata.checkpoint.background import heartbeat_lock
 from gdsdata.checkpoint.background.heartbeat_lock import HeartbeatLock
-from gdsdata.checkpoint.file_writer import make_folder
+from gdsdata.checkpoint.synced_folders import make_folder
 from gdsdata.checkpoint.urls import not_a_folder
 from gdsdata.errors import IoError
 from gdsdata.io import engine

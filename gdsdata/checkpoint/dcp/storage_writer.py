@@ -28,8 +28,9 @@ from torch.futures import Future
 from gdsdata.checkpoint.dcp.metadata_checksum import with_checksum
 from gdsdata.checkpoint.dcp.noted_place import note_place
 from gdsdata.checkpoint.dcp.object_file_system import names_in, place_of, remove
-from gdsdata.checkpoint.file_writer import Extent, prepare_engine, sync_folder
+from gdsdata.checkpoint.file_writer import Extent, prepare_engine
 from gdsdata.checkpoint.gc_pause import collector_paused
+from gdsdata.checkpoint.synced_folders import sync_folder
 from gdsdata.checkpoint.tensor_kinds import has_own_memory
 from gdsdata.checkpoint.torch_zip.tensor_archives import TensorArchive, archive_of, write_archives
 from gdsdata.checkpoint.urls import is_url, last_part
