@@ -24,7 +24,7 @@ from gdsdata import AsyncCheckpointer
 from gdsdata.checkpoint import open_object
 from gdsdata.checkpoint.background import sending, uploads
 from gdsdata.checkpoint.background.checkpoints import in_order
-from gdsdata.checkpoint.background.manifest import Manifest, SavedFile
+from gdsdata.checkpoint.background.manifest import Kept, Manifest, SavedFile
 from gdsdata.checkpoint.background.remote_folder import RemoteFolder
 from gdsdata.checkpoint.background.sending import Pace, Stopped
 from gdsdata.errors import CorruptData, IoError, SaveAborted
@@ -472,13 +472,13 @@ def test_retention_that_is_cut_at_any_call_leaves_only_complete_checkpoints(stor
     folder = RemoteFolder(URL)
     cut = False
     try:
-        folder.retain(2, None, [])
+        folder.retain(Kept(2), [])
     except IoError:
         cut = True
     assert cut == (at < 5)
     assert_consistent(store)
     store.fail = lambda method, key: None
-    RemoteFolder(URL).retain(2, None, [])
+    RemoteFolder(URL).retain(Kept(2), [])
     assert uploaded(store) == [3, 4] and len(store.names()) == 5
 
 
@@ -486,7 +486,7 @@ def test_files_of_checkpoints_that_are_coming_stay(store):
     coming = manifest(3, 0)
     store.put("run/step-3/rank-0-00000003.pt", b"1")
     store.put("run/step-2/rank-0-00000002.pt", b"1")
-    RemoteFolder(URL).retain(1, None, [coming])
+    RemoteFolder(URL).retain(Kept(1), [coming])
     assert store.names() == ["run/step-3/rank-0-00000003.pt"]
 
 

@@ -22,6 +22,7 @@ from gdsdata.checkpoint.background.manifest import (
     LONGEST_BYTES,
     MANIFEST,
     RANK_FILE,
+    Kept,
     Manifest,
     SavedFile,
     folder_of_step,
@@ -253,36 +254,30 @@ class LockedFolder:
         self._complete = [*(one for one in complete if one.step != step), manifest]
         return manifest
 
-    def retain(
-        self,
-        keep_last: int,
-        keep_every: int | None,
-        spared: Callable[[Sequence[Manifest]], Collection[int]] = nothing_spared,
-    ) -> None:
+    def retain(self, kept: Kept, spared: Callable[[Sequence[Manifest]], Collection[int]] = nothing_spared) -> None:
         """Remove old checkpoints.
 
         From those that stay, remove the files that a later save of the same step has replaced.
 
         Args:
-            keep_last: how many of the newest checkpoints stay.
-            keep_every: those of steps that are multiples of it stay too.
+            kept: which of them stay.
             spared: called with the checkpoints that would be removed. Those whose sequence it
                 returns stay until the next call.
         """
         older = list(self._known())
         newest: list[Manifest] = []
-        while older and len(newest) < keep_last:
+        while older and len(newest) < kept.last:
             manifest = older.pop()
             if os.path.exists(self._folder.file(manifest.step, MANIFEST)):  # else somebody has removed it
                 newest.append(manifest)
         for manifest in newest:
             self._remove(manifest.step, kept=manifest.files)
-        doomed = [one for one in older if keep_every is None or one.step % keep_every]
+        doomed = [one for one in older if not kept.for_ever(one.step)]
         leaving = {one.sequence for one in doomed} - set(spared(doomed))
-        kept = []
+        staying = []
         for manifest in older:
             if manifest.sequence not in leaving:
-                kept.append(manifest)
+                staying.append(manifest)
                 continue
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._folder.file(manifest.step, MANIFEST))
@@ -290,7 +285,7 @@ class LockedFolder:
                 # a broken checkpoint.
                 sync_folder(self._folder.folder_of(manifest.step))
             self._remove(manifest.step, kept=())
-        self._complete = kept + newest[::-1]
+        self._complete = staying + newest[::-1]
 
     def _check_lock(self) -> None:
         if not self._lock.check():

@@ -26,6 +26,7 @@ from gdsdata.checkpoint.background.arguments import (
 from gdsdata.checkpoint.background.checkpoint_folder import CheckpointFolder
 from gdsdata.checkpoint.background.checkpoints import Checkpoints
 from gdsdata.checkpoint.background.copies import Held
+from gdsdata.checkpoint.background.manifest import Kept
 from gdsdata.checkpoint.background.memory_folder import DEFAULT_BASE, MemoryFolder
 from gdsdata.checkpoint.background.peer_memory import CopiesInMemory, NoPeerMemory, Outcome, PeerMemory
 from gdsdata.checkpoint.background.preparation import Preparation, end_preparing
@@ -43,7 +44,7 @@ from gdsdata.checkpoint.background.saves_under_way import SavesUnderWay
 from gdsdata.checkpoint.background.staging import Snapshots
 from gdsdata.checkpoint.background.staging_memory import Staging
 from gdsdata.checkpoint.background.states import check_state, is_counted, load_states, state_of, target_of
-from gdsdata.checkpoint.background.uploads import Kept, Uploads, UploadStatus
+from gdsdata.checkpoint.background.uploads import Uploads, UploadStatus
 from gdsdata.checkpoint.dtensors import local_parts
 from gdsdata.checkpoint.threads import DaemonThreads
 from gdsdata.errors import EngineClosed
@@ -149,9 +150,10 @@ class AsyncCheckpointer:
     ) -> None:
         self.keep_last = whole_number("keep_last", keep_last, 1)
         self.keep_every = None if keep_every is None else whole_number("keep_every", keep_every, 1)
+        kept = Kept(self.keep_last, self.keep_every)
+        kept_there = kept._replace(last=whole_number("upload_keep_last", upload_keep_last, 1))
         self.options = options_of(options)
         self._folder = CheckpointFolder(checkpoint_folder(folder))
-        kept_there = Kept(whole_number("upload_keep_last", upload_keep_last, 1), self.keep_every)
         pace = bytes_per_s("upload_gb_per_s", upload_gb_per_s)
         self._staging = Staging(size_in_bytes("staging_bytes", staging_bytes))
         on_devices = size_in_bytes("device_staging_bytes", device_staging_bytes) if device_staging_bytes else 0
@@ -174,7 +176,6 @@ class AsyncCheckpointer:
         if remote is not None:
             self._uploads = Uploads(self._folder, remote, kept_there, pace, self._ranks, self._replicas)
         self._counts = SaveCounts(self._folder.path, self._uploads)
-        kept = Kept(self.keep_last, self.keep_every)
         self._saver = Saver(self._folder, self._ranks, self._replicas, kept, self._uploads, self._memory, self.options)
         self._stagers = DaemonThreads(1, "gdsdata-stage")
         self._stagings: list[Future[None]] = []  # of snapshots, in progress
@@ -214,6 +215,7 @@ class AsyncCheckpointer:
         self._preparation.end()  # what it needs is known now
         try:
             self._check_open()
+            self._under_way.raise_unseen()
             step = step_number(step)
             check_state(state, Mapping)
             whole = {name: state_of(one) for name, one in state.items()}
@@ -275,7 +277,7 @@ class AsyncCheckpointer:
             EngineClosed: `close` was called before.
             Exception: whatever a ``state_dict`` of ``state`` raises.
         """
-        self._check_not_closed()
+        self._check_open()
         check_state(state, Mapping)
         self._preparation.begin(state)
 
@@ -432,10 +434,6 @@ class AsyncCheckpointer:
         return None
 
     def _check_open(self) -> None:
-        self._check_not_closed()
-        self._under_way.raise_unseen()
-
-    def _check_not_closed(self) -> None:
         if self._closed:
             raise EngineClosed("this AsyncCheckpointer was closed; make a new one")
 

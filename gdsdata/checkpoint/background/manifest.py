@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 from gdsdata.errors import CorruptData
 
@@ -56,6 +57,22 @@ class Manifest:
     def content(self) -> bytes:
         """The bytes of the manifest's file."""
         return json.dumps({"format": _FORMAT, **asdict(self)}, indent=1).encode()
+
+
+class Kept(NamedTuple):
+    """Which checkpoints stay in a folder, or in a store, when there are newer ones.
+
+    Attributes:
+        last: how many of the newest ones.
+        every: those of steps that are multiples of it too; None: no others.
+    """
+
+    last: int
+    every: int | None = None
+
+    def for_ever(self, step: int) -> bool:
+        """Return whether the checkpoint of a step stays however many newer ones there are."""
+        return self.every is not None and step % self.every == 0
 
 
 def folder_of_step(step: int) -> str:

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from gdsdata.checkpoint.background.manifest import (
     LONGEST_BYTES,
     MANIFEST,
+    Kept,
     Manifest,
     SavedFile,
     folder_of_step,
@@ -73,14 +74,13 @@ class RemoteFolder:
         store, key = store_and_key(self.file(manifest.step, MANIFEST))
         store.put(key, manifest.content)
 
-    def retain(self, keep_last: int, keep_every: int | None, coming: Collection[Manifest]) -> None:
+    def retain(self, kept: Kept, coming: Collection[Manifest]) -> None:
         """Remove old checkpoints, and files of saves that were not completed.
 
         Manifests are deleted first, so that no manifest ever names a file that was deleted.
 
         Args:
-            keep_last: how many of the newest checkpoints stay.
-            keep_every: those of steps that are multiples of it stay too.
+            kept: which of them stay.
             coming: checkpoints that are about to be uploaded. Files of theirs stay.
 
         Raises:
@@ -88,11 +88,9 @@ class RemoteFolder:
         """
         listed = self._list()
         complete = self._complete(listed)
-        kept = complete[-keep_last:]
-        if keep_every is not None:
-            kept = [one for one in complete[:-keep_last] if one.step % keep_every == 0] + kept
-        steps = {one.step for one in kept}
-        names = {(one.step, file.name) for one in [*kept, *coming] for file in one.files}
+        staying = [one for one in complete[: -kept.last] if kept.for_ever(one.step)] + complete[-kept.last :]
+        steps = {one.step for one in staying}
+        names = {(one.step, file.name) for one in [*staying, *coming] for file in one.files}
         self._delete((step, MANIFEST) for step, there in listed.items() if MANIFEST in there and step not in steps)
         self._delete(
             (step, name)

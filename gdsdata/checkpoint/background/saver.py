@@ -10,13 +10,13 @@ from typing import Any, NamedTuple, TypeVar
 
 from gdsdata.checkpoint.background.checkpoint_folder import CheckpointFolder, LockedFolder, nothing_spared, removed
 from gdsdata.checkpoint.background.copies import Generation
-from gdsdata.checkpoint.background.manifest import Manifest, SavedFile
+from gdsdata.checkpoint.background.manifest import Kept, Manifest, SavedFile
 from gdsdata.checkpoint.background.own_copy import NoCopy, OwnCopy
 from gdsdata.checkpoint.background.peer_memory import CopiesInMemory, Outcome, set_outcome
 from gdsdata.checkpoint.background.ranks import Ranks
 from gdsdata.checkpoint.background.replicas import Described, ReplicaJob, Replicas
 from gdsdata.checkpoint.background.save_job import PIECES_AT_A_TIME, FailedJob, SaveJob
-from gdsdata.checkpoint.background.uploads import Kept, Uploads
+from gdsdata.checkpoint.background.uploads import Uploads
 from gdsdata.checkpoint.threads import DaemonThreads, saving_thread
 from gdsdata.errors import CorruptData, EngineClosed, IoError, RankLost, SaveAborted
 from gdsdata.io import engine
@@ -218,7 +218,7 @@ class Saver:
         least_sequence = max(begun.sequence, uploads.least_sequence if uploads else 0)
         manifest = self._locked.commit(begun.step, files, least_sequence)
         try:
-            self._locked.retain(*self._kept, uploads.spare if uploads else nothing_spared)
+            self._locked.retain(self._kept, uploads.spare if uploads else nothing_spared)
         except (OSError, CorruptData) as error:  # this checkpoint is complete all the same
             engine.warn_once(f"older checkpoints in '{self._folder.path}' could not be removed: {error}")
         return manifest

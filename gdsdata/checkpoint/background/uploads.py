@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from gdsdata.checkpoint.background.checkpoint_folder import CheckpointFolder
 from gdsdata.checkpoint.background.checkpoints import in_order
-from gdsdata.checkpoint.background.manifest import Manifest
+from gdsdata.checkpoint.background.manifest import Kept, Manifest
 from gdsdata.checkpoint.background.ranks import Ranks
 from gdsdata.checkpoint.background.remote_folder import RemoteFolder
 from gdsdata.checkpoint.background.replicas import Replicas
@@ -47,18 +47,6 @@ class UploadStatus:
     waiting: tuple[int, ...]
     newest_step: int | None
     error: str | None
-
-
-class Kept(NamedTuple):
-    """Which checkpoints the store keeps.
-
-    Attributes:
-        last: how many of the newest ones.
-        every: those of steps that are multiples of it too; None: no others.
-    """
-
-    last: int
-    every: int | None
 
 
 class _Command(NamedTuple):
@@ -350,7 +338,7 @@ class Uploads:
         with self._changed:
             coming = list(self._waiting)
         try:
-            self._remote.retain(*self._kept, coming)
+            self._remote.retain(self._kept, coming)
         except (OSError, CorruptData) as error:  # the checkpoint is complete all the same
             self._report(f"older checkpoints in '{self._remote.url}' could not be removed: {error}")
         return self._remote.folder_of(manifest.step)
