@@ -6,22 +6,27 @@ import operator
 from typing import Any
 
 
-def whole_number(name: str, value: Any) -> int:
+def whole_number(name: str, value: Any, least: int | None = None) -> int:
     """Return an argument as a plain int.
 
     Args:
         name: of the argument, for the error.
         value: its value.
+        least: the smallest number that it may be; None: there is none.
 
     Raises:
         TypeError: it is no whole number.
+        ValueError: it is less than ``least``.
     """
     try:
-        if not isinstance(value, bool):
-            return operator.index(value)
+        number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
-        pass
-    raise TypeError(f"{name}={shown(value)} must be a whole number")
+        number = None
+    if number is None:
+        raise TypeError(f"{name}={shown(value)} must be a whole number")
+    if least is not None and number < least:
+        raise ValueError(f"{name}={number} must be {least} or more")
+    return number
 
 
 def shown(value: object) -> str:

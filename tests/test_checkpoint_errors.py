@@ -323,9 +323,10 @@ def test_a_damaged_file_of_a_step_is_an_error_with_its_path_and_a_remedy(checkpo
     [
         (4, torch.nn.Linear(2, 2), TypeError, r"state is of type Linear: give a dict, .*\"model\": model"),
         (4, [torch.ones(1)], TypeError, "state is of type list: give a dict"),
-        ("a", STATE, TypeError, "step='a' is of type str: give a whole number"),
-        (4.0, STATE, TypeError, "step=4.0 is of type float: give a whole number"),
-        (None, STATE, TypeError, "step=None is of type NoneType: give a whole number"),
+        ("a", STATE, TypeError, "step='a' must be a whole number"),
+        (4.0, STATE, TypeError, "step=4.0 must be a whole number"),
+        (None, STATE, TypeError, "step=None must be a whole number"),
+        (True, STATE, TypeError, "step=True must be a whole number"),
         (-1, STATE, ValueError, "step=-1 must be 0 or more"),
         (10**19, STATE, ValueError, "step=10000000000000000000 is more than 9{19}: give a smaller one"),
         (4, {"model": {"hook": lambda: 0}}, UNPICKLABLE, r"model\.hook, of type function, cannot be saved"),
@@ -354,7 +355,7 @@ def test_restore_refuses_what_is_no_state_before_it_reads(checkpointer):
     for state in (torch.nn.Linear(2, 2), (1, 2), None):
         with pytest.raises(TypeError, match=f"state is of type {type(state).__name__}: give a dict"):
             checkpointer.restore(state)
-    with pytest.raises(TypeError, match="step='newest' is of type str"):
+    with pytest.raises(TypeError, match="step='newest' must be a whole number"):
         checkpointer.restore({"state": STATE}, step="newest")
     with pytest.raises(FileNotFoundError, match="no complete checkpoint of step 9; there are: 3"):
         checkpointer.restore({"state": STATE}, step=9)
@@ -437,7 +438,8 @@ def test_a_second_checkpointer_of_this_process_says_to_close_the_other_one(check
     [
         ({"keep_last": 0}, ValueError, r"^keep_last=0 must be 1 or more"),
         ({"keep_every": 0}, ValueError, r"^keep_every=0 must be 1 or more"),
-        ({"keep_last": 2.5}, TypeError, r"^keep_last=2.5 is of type float"),
+        ({"keep_last": 2.5}, TypeError, r"^keep_last=2.5 must be a whole number"),
+        ({"keep_last": True}, TypeError, r"^keep_last=True must be a whole number"),
     ],
 )
 def test_an_argument_out_of_range_is_named_alone(tmp_path, arguments, error, words):

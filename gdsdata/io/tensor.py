@@ -30,6 +30,7 @@ from gdsdata.io.engine import (
 from gdsdata.io.new_memory import new_storage
 from gdsdata.io.options import EngineOptions, options_of
 from gdsdata.io.remote_access import local_path
+from gdsdata.whole_numbers import whole_number
 
 _PRIORITIES = ("background", "training")
 
@@ -62,9 +63,7 @@ class Engine:
     """
 
     def __init__(self, options: EngineOptions | None = None, most_calls: int = 16) -> None:
-        most_calls = _whole("most_calls", most_calls, "give a whole number of calls")
-        if most_calls < 1:
-            raise ValueError(f"most_calls={most_calls} must be at least 1")
+        most_calls = whole_number("most_calls", most_calls, 1)
         self.options = options_of(options)
         self._process = os.getpid()
         self._engines: dict[torch.device, Any] = {}
@@ -366,19 +365,10 @@ def _checked_offset(offset: int, size_bytes: int) -> int:
         TypeError: it is no whole number.
         ValueError: it is negative, or reaches too far.
     """
-    offset = _whole("offset", offset, "give a whole number of bytes")
-    if offset < 0:
-        raise ValueError(f"offset={offset} must not be negative")
+    offset = whole_number("offset", offset, 0)
     if offset + size_bytes >= 2**63:
         raise ValueError(f"offset={offset} and {size_bytes} bytes reach beyond 2**63, where no file does")
     return offset
-
-
-def _whole(name: str, value: Any, remedy: str) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise _wrong_type(name, value, remedy) from None
 
 
 def _wrong_type(name: str, value: Any, remedy: str) -> TypeError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 import os
 import re
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from typing import Any, TypeVar
 from gdsdata.checkpoint.background.manifest import LARGEST_STEP
 from gdsdata.checkpoint.urls import is_url, local_folder
 from gdsdata.storage.paths import absolute
+from gdsdata.whole_numbers import whole_number
 
 T = TypeVar("T")
 
@@ -33,22 +33,6 @@ def size_in_bytes(name: str, size: int | str) -> int:
     if not 0 < size_bytes < math.inf:
         raise ValueError(f"{name}={size!r:.100} must be a number of bytes, or have a unit as in '8GiB' or '500MB'")
     return int(size_bytes)
-
-
-def whole_number(name: str, value: Any, least: int) -> int:
-    """Return an argument as an int.
-
-    Raises:
-        TypeError: it is no whole number.
-        ValueError: it is less than ``least``.
-    """
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name}={value!r:.100} is of type {type(value).__name__}: give a whole number") from None
-    if number < least:
-        raise ValueError(f"{name}={number} must be {least} or more")
-    return number
 
 
 def step_number(step: Any) -> int:

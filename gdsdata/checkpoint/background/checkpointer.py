@@ -21,7 +21,6 @@ from gdsdata.checkpoint.background.arguments import (
     size_in_bytes,
     step_number,
     upload_url,
-    whole_number,
 )
 from gdsdata.checkpoint.background.checkpoint_folder import CheckpointFolder
 from gdsdata.checkpoint.background.checkpoints import Checkpoints
@@ -51,6 +50,7 @@ from gdsdata.errors import EngineClosed
 from gdsdata.io.options import EngineOptions, options_of
 from gdsdata.observe.times import note_checkpoint_stall
 from gdsdata.progress_bars import bar
+from gdsdata.whole_numbers import whole_number
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
