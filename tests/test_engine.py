@@ -199,20 +199,21 @@ def test_a_callback_may_wait_for_other_reads_and_may_close(tmp_path, late, act, 
 
 
 def test_close_waits_for_a_caller_that_is_completing_its_own_future(tmp_path, late, monkeypatch):
-    telling, tell = threading.Event(), calls._tell
+    completing, complete = threading.Event(), calls._complete
 
-    def tell_late(*call):
-        telling.set()
+    def complete_late(*call):
+        completing.set()
         time.sleep(0.3)
-        tell(*call)
+        complete(*call)
 
-    monkeypatch.setattr(calls, "_tell", tell_late)
-    monkeypatch.setattr(ReadCalls, "_tell_futures", lambda calls: calls._endings.take())  # the waiting caller is faster
+    monkeypatch.setattr(calls, "_complete", complete_late)
+    # The waiting caller is faster than the thread.
+    monkeypatch.setattr(ReadCalls, "_complete_futures", lambda calls: calls._endings.take())
     engine = gdsdata.Engine(late)
     future = engine.read(tmp_path / "x", torch.empty(MIB, dtype=torch.uint8))
     waiting = threading.Thread(target=future.result)
     waiting.start()
-    assert telling.wait(20)
+    assert completing.wait(20)
     engine.close()
     assert future.done()
     waiting.join()
@@ -229,12 +230,12 @@ def test_a_result_is_waited_for_no_longer_than_is_said(tmp_path, late):
         assert bytes(future.result(20).numpy()) == (tmp_path / "x").read_bytes()
 
 
-def test_a_read_whose_caller_is_interrupted_at_its_end_is_told_all_the_same(tmp_path, late, monkeypatch):
+def test_a_read_whose_caller_is_interrupted_at_its_end_is_completed_all_the_same(tmp_path, late, monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt
 
     with gdsdata.Engine(late) as engine:
-        monkeypatch.setattr(ReadCalls, "_tell_one", interrupt)
+        monkeypatch.setattr(ReadCalls, "_complete_one", interrupt)
         future = engine.read(tmp_path / "x", torch.empty(MIB, dtype=torch.uint8))
         with pytest.raises(KeyboardInterrupt):
             future.result(20)

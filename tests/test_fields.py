@@ -422,7 +422,7 @@ def test_a_tar_of_a_folder_is_recognised_and_decoded(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["mds", "litdata", "megatron", "tfrecord", "tgz"])
-def test_each_format_is_recognised_by_the_file_that_tells(tmp_path, kind):
+def test_each_format_is_recognised_by_the_file_that_names_the_others(tmp_path, kind):
     formats, named = gdsdata.formats, {}
     if kind in ("mds", "litdata"):
         key = {"mds": b'{"version": 2, "shards": []}', "litdata": b'{\n "config": {}, "chunks": []}'}[kind]

@@ -488,7 +488,7 @@ class TestRegistry:
         assert recognise([write(tmp_path / "c.npy", llm_c_head(20240801, 0))]) == Tokens()
 
     def test_says_what_to_pass_for_the_rest(self, tmp_path):
-        with pytest.raises(ValueError, match=r"does not tell its format .*: pass format=Tokens"):
+        with pytest.raises(ValueError, match=r"does not show its format .*: pass format=Tokens"):
             recognise([write(tmp_path / "a.bin", b"12345678")])
         with pytest.raises(ValueError, match="it has no npy magic, so it may be bare tokens; pass format=Tokens"):
             recognise([write(tmp_path / "a.npy", b"12345678")])

@@ -129,7 +129,7 @@ def test_data_without_an_ending_are_named_themselves(tmp_path):
 @pytest.mark.parametrize("name", ["tokens.bin", "tokens"])
 def test_bare_tokens_that_begin_as_another_kind_are_bare_tokens(tmp_path, name, head):
     (tmp_path / name).write_bytes(head + bytes(range(1, 200)))
-    assert "does not tell its format" in refusal(tmp_path) and "format=Tokens" in refusal(tmp_path)
+    assert "does not show its format" in refusal(tmp_path) and "format=Tokens" in refusal(tmp_path)
 
 
 def write_tar(folder):
@@ -163,7 +163,7 @@ def test_files_that_stand_beside_data_are_passed_over(tmp_path, write, name):
 
 def test_an_empty_file_is_called_empty_and_not_bare_tokens(tmp_path):
     (tmp_path / "x.npy").write_bytes(b"")
-    assert "x.npy is empty (0 bytes), and does not tell its format: write it again" in refusal(tmp_path)
+    assert "x.npy is empty (0 bytes), and does not show its format: write it again" in refusal(tmp_path)
 
 
 def test_folders_of_images_name_the_remedy_at_once(tmp_path):
@@ -186,7 +186,7 @@ def test_a_command_in_the_place_of_a_path_names_urls():
 
 def test_bytes_of_no_known_kind_are_refused_as_before(tmp_path):
     (tmp_path / "x.bin").write_bytes(b"something else")
-    assert "does not tell its format" in refusal(tmp_path)
+    assert "does not show its format" in refusal(tmp_path)
 
 
 @pytest.mark.parametrize("log, library", [("_delta_log", "deltalake.DeltaTable"), (".hoodie", "Hudi's own library")])

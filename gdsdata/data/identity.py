@@ -79,7 +79,9 @@ def refuse_other(state: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     if "data" in state:
         said = differences(state["data"], now["data"]) + said
     elif not said:
-        warn_once("a state of an earlier version was loaded, which does not tell its data from other data of this size")
+        warn_once(
+            "a state of an earlier version was loaded: it only says how many samples its data have, so check them"
+        )
     if said:
         raise ValueError(f"the state is of another data set or order, and cannot be resumed here: {'; '.join(said)}")
 
@@ -97,9 +99,11 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         again = f" (their {which} differ)" if said[0] == said[1] else ""
         found.append(f"the files were {said[0]}, and are {said[1]}{again}")
     if then.get("index") != now["index"]:
-        told = [f"{key} was {then.get(key)} and is {now[key]}" for key in _NOT_COMPARED if then.get(key) != now[key]]
-        if told or not found:
-            found += told or ["the samples lie at other places in the files than they did"]
+        in_words = [
+            f"{key} was {then.get(key)} and is {now[key]}" for key in _NOT_COMPARED if then.get(key) != now[key]
+        ]
+        if in_words or not found:
+            found += in_words or ["the samples lie at other places in the files than they did"]
     return found
 
 

@@ -42,8 +42,8 @@ def warn_of_stacking(dataset: object) -> None:
         return
     for frame in _callers(sys._getframe(1)):
         if frame.f_code.co_name == "__init__" and "auto_collation" in frame.f_code.co_varnames:  # a loader's fetcher
-            told = frame.f_locals
-            if told.get("dataset") is dataset and told["auto_collation"] and _stacks(told.get("collate_fn")):
+            given = frame.f_locals
+            if given.get("dataset") is dataset and given["auto_collation"] and _stacks(given.get("collate_fn")):
                 engine.warn_once(
                     f"the DataLoader around a {type(dataset).__name__} has a batch_size, and stacks whole batches to "
                     "(batch_size, B, ...): pass batch_size=None to the DataLoader; for a Trainer of transformers call "

@@ -209,7 +209,7 @@ def _field(name: str, kind: Kind, shapes: Mapping[tuple[int, ...], None]) -> Fie
         raise ValueError(
             f"arrays named {name!r} have shapes such as {' and '.join(map(str, list(shapes)[:2]))}"
             f"{' in Fortran order' if kind.fortran_order else ''}: they may differ along the first axis alone, in C "
-            f"order, or the values would not tell their shape"
+            f"order, or the values would not show their shape"
         )
     return Field(name, kind.dtype, None, row_shape=kind.row.shape, view_as=kind.view_as)
 

@@ -107,7 +107,7 @@ def refuse_another_kind(path: str, paths: Sequence[str]) -> None:
         ValueError: says what to do.
     """
     ending = os.path.splitext(path)[1]
-    if not ending[1:].isalpha() or ending == os.path.splitext(paths[0])[1] or any(map(_tells, paths)):
+    if not ending[1:].isalpha() or ending == os.path.splitext(paths[0])[1] or any(map(_is_index, paths)):
         return  # it may be data: a.tfrecord-00001-of-00002, or a shard of an index
     (head,), _, _ = read_heads([path], HEAD_BYTES)
     kind = _kind_of(head, path)
@@ -158,10 +158,10 @@ def _splits_in(path: str) -> list[str]:
     return []
 
 
-_TELLING = (magics.SHARDS_INDEX, ".idx")
+_INDEX_ENDINGS = (magics.SHARDS_INDEX, ".idx")
 
 
-def _tells(path: str) -> bool:
+def _is_index(path: str) -> bool:
     """Return whether the file says what the files beside it are."""
     return os.path.basename(path) == magics.SHARDS_INDEX or path.endswith(".idx")
 
@@ -182,11 +182,11 @@ def recognise(paths: Sequence[str]) -> Format:
     joined = "\0".join(paths)  # one search in all names: 0.1 s for a million, which take 0.7 s one by one
     if any(name in joined for name in magics.BESIDE_DATA):
         paths = list(itertools.filterfalse(magics.is_beside_data, paths)) or paths
-    telling = other = paths[0]
-    if any(name in joined for name in _TELLING):
-        telling = next(filter(_tells, paths), paths[0])
-        other = next(itertools.filterfalse(_tells, paths), paths[0])  # if no format here has such an index
-    for path in dict.fromkeys((telling, other)):
+    index = other = paths[0]
+    if any(name in joined for name in _INDEX_ENDINGS):
+        index = next(filter(_is_index, paths), paths[0])
+        other = next(itertools.filterfalse(_is_index, paths), paths[0])  # if no format here has such an index
+    for path in dict.fromkeys((index, other)):
         (head,), _, _ = read_heads([path], HEAD_BYTES)
         if (known := _kind_of(head, path)) is not None:
             return known.make()
@@ -194,10 +194,10 @@ def recognise(paths: Sequence[str]) -> Format:
         _refuse_no_data(paths)
     _refuse_another_kind(head, path, paths)
     if not head:
-        raise ValueError(f"{path} is empty (0 bytes), and does not tell its format: write it again, or remove it")
+        raise ValueError(f"{path} is empty (0 bytes), and does not show its format: write it again, or remove it")
     hint = "it has no npy magic, so it may be bare tokens; " if path.endswith(".npy") else ""
     names = ", ".join(known.name for known in _recognisers)
     raise ValueError(
-        f"{path} does not tell its format (it starts with {head[:8]!r}, as none of {names} does): {hint}pass "
+        f"{path} does not show its format (it starts with {head[:8]!r}, as none of {names} does): {hint}pass "
         f'format=Tokens("uint16", seq_len=...), Records(dtype, shape) or Npy(mode)'
     )

@@ -40,7 +40,7 @@ _LARGEST_UPPER_HALF = 15
 # No file has so many tokens, and in bytes they are still within int64.
 _LARGEST_STRIDE = 2**59
 # Fewer tokens than these show nothing.
-_FEWEST_TOLD = 64
+_FEWEST_TOKENS = 64
 # So many files are looked at, and less than twice as many: a look takes 20 us.
 _LOOKED_AT = 100
 
@@ -167,7 +167,7 @@ def seeming_dtype(head: bytes, dtype: np.dtype) -> str | None:
     None: most of them can be tokens of ``dtype``, or they show nothing.
     """
     width = dtype.itemsize
-    if width == 1 or len(head) < _FEWEST_TOLD * width:
+    if width == 1 or len(head) < _FEWEST_TOKENS * width:
         return None
     if _few_are_tokens(head, dtype):
         others = (dtype.newbyteorder(), *(np.dtype(f"<u{narrower}") for narrower in (4, 2) if narrower < width))

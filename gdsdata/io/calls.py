@@ -80,13 +80,13 @@ class ReadCalls:
     def __init__(self, shared: Any, most: int, owner: object) -> None:
         self._shared, self._most = shared, most
         # A daemon, because a program that ends abandons its reads, and does not join this thread.
-        self._thread = threading.Thread(target=self._tell_futures, name="gdsdata-reads", daemon=True)
+        self._thread = threading.Thread(target=self._complete_futures, name="gdsdata-reads", daemon=True)
         self._endings = endings_of(shared, self._thread)
         self._changing = threading.RLock()  # a future's callback may read
         self._waiting: deque[_Call] = deque()
         self._under_way: dict[int, tuple[_Call, Any]] = {}
         self._ended: deque[tuple[_Call, Any]] = deque()  # the thread completes these
-        self._being_told: set[_Reading] = set()  # threads that waited for them complete these
+        self._being_completed: set[_Reading] = set()  # threads that waited for them complete these
         self._numbers = itertools.count()
         self._is_closed = False
         self._kept: dict[str, tuple[tuple[int, ...], Any]] = {}  # by path: the file as it was seen, and its table
@@ -140,7 +140,7 @@ class ReadCalls:
         with self._changing:
             self._is_closed = True
             calls = [*self._waiting, *(call for call, _ in [*self._under_way.values(), *self._ended])]
-            futures = [*(call.future for call in calls), *self._being_told]
+            futures = [*(call.future for call in calls), *self._being_completed]
         for future in futures:
             self._help_in_callback(future, math.inf)
         concurrent.futures.wait(futures)
@@ -176,14 +176,14 @@ class ReadCalls:
         """
         if self._help_in_callback(future, seconds) or len(self._under_way) > 1:
             return
-        is_told = False
+        is_completed = False
         self._endings.begin_waiting(number)
         try:
             if begun.wait(seconds):
-                self._tell_one(number, begun)
-                is_told = True
+                self._complete_one(number, begun)
+                is_completed = True
         finally:  # an interrupted wait leaves it to the thread
-            self._endings.end_waiting(number, is_told)
+            self._endings.end_waiting(number, is_completed)
 
     def _help_in_callback(self, future: _Reading, seconds: float) -> bool:
         """Complete reads until ``future`` is done or ``seconds`` pass, if the caller is the thread.
@@ -195,7 +195,7 @@ class ReadCalls:
         waited_until = time.monotonic() + seconds
         while not future.done():
             if self._ended:
-                _tell(*self._ended.popleft())
+                _complete(*self._ended.popleft())
                 continue
             oldest = next(iter(self._under_way.items()), None)
             if oldest is None:  # another thread completes it
@@ -203,26 +203,26 @@ class ReadCalls:
             number, (_, begun) = oldest
             if not begun.wait(max(0.0, waited_until - time.monotonic())):
                 break
-            self._tell_one(number, begun)
+            self._complete_one(number, begun)
         return True
 
-    def _tell_one(self, number: int, begun: Any) -> None:
+    def _complete_one(self, number: int, begun: Any) -> None:
         with self._changing:
             call, _ = self._under_way.pop(number, (None, None))
             if call is None:
                 return
-            self._being_told.add(call.future)
+            self._being_completed.add(call.future)
             self._begin_some()
-        _tell(call, begun)
-        self._being_told.discard(call.future)
+        _complete(call, begun)
+        self._being_completed.discard(call.future)
 
-    def _tell_futures(self) -> None:
+    def _complete_futures(self) -> None:
         while numbers := self._endings.take():
             with self._changing:
                 self._ended += [self._under_way.pop(number) for number in numbers if number in self._under_way]
                 self._begin_some()
             while self._ended:  # keeps no tensor while this thread sleeps
-                _tell(*self._ended.popleft())
+                _complete(*self._ended.popleft())
         left = [begun for _, begun in list(self._under_way.values())]  # the program ends, and does not need these
         for begun in left:
             begun.cancel()
@@ -230,7 +230,7 @@ class ReadCalls:
             begun.let_go()
 
 
-def _tell(call: _Call, begun: Any) -> None:
+def _complete(call: _Call, begun: Any) -> None:
     call.future.help = None
     try:
         begun.wait(math.inf)  # for copies to a GPU

@@ -153,7 +153,7 @@ def shared_engine(options: EngineOptions, device: torch.device) -> _engine.Engin
         engine = _engines.get(key)
         if engine is None:
             if ordinal >= 0:
-                _initialise_cuda(device)
+                _initialize_cuda(device)
                 _engine.set_cufile_search_path(cufile_of_wheels())
             fields = vars(options) | staging_for(options, processes_here())
             del fields["stall_timeout_s"], fields["calibrate"]
@@ -248,11 +248,11 @@ def resolved(device: torch.device | str) -> torch.device:
     device = device_of(device)
     if device.type != "cuda":
         return device
-    _initialise_cuda(device)
+    _initialize_cuda(device)
     return device if device.index is not None else torch.device("cuda", torch.cuda.current_device())
 
 
-def _initialise_cuda(device: torch.device) -> None:
+def _initialize_cuda(device: torch.device) -> None:
     """Initialize torch first: it then owns the context, which the engine shares."""
     try:
         torch.empty(0, device=device)

@@ -22,7 +22,7 @@ def is_on_network(path: str) -> bool:
 
 
 @functools.lru_cache(maxsize=1)
-def _read(text: str) -> dict[str, str]:
+def _parsed(text: str) -> dict[str, str]:
     """Return the kinds of mounted file systems by device number.
 
     Format: proc_pid_mountinfo(5).
@@ -39,6 +39,6 @@ def _read(text: str) -> dict[str, str]:
 def _kinds() -> dict[str, str]:
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
-            return _read(file.read())
+            return _parsed(file.read())
     except OSError:
         return {}

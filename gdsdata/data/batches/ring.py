@@ -196,9 +196,9 @@ def _take_on_cuda(
     """Take a batch on the current stream.
 
     The stream waits for the copies, and the host does not. Work that is queued here comes behind
-    them. The lease ends with ``lent``, behind that work.
+    them. The lease ends with ``leased``, behind that work.
     """
-    lent = from_dlpack(batches.next(engine.stream_of(device)))
+    leased = from_dlpack(batches.next(engine.stream_of(device)))
     if result_dtype is not None:
-        return lent.to(result_dtype)
-    return lent if batches.leased <= most_leases else lent.clone()
+        return leased.to(result_dtype)
+    return leased if batches.leased <= most_leases else leased.clone()
