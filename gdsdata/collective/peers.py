@@ -91,10 +91,15 @@ class Peers:
         """They, as in "ranks 0, 1"."""
         return ranks_in_words(self.ranks)
 
+    @property
+    def with_their_task(self) -> str:
+        """They and what they do, as in "ranks 0, 1, which read each batch together"."""
+        return f"{self.in_words}, which {self._together}"
+
     def lost(self, error: Exception | str) -> RankLost:
         """Return the error of a process that ended, or is silent."""
         return RankLost(
-            f"of {self.in_words}, which {self._together}, one has ended, or is silent for too long: {words_of(error)}. "
+            f"of {self.with_their_task}, one has ended, or is silent for too long: {words_of(error)}. "
             "Look for its own error"
         )
 
@@ -102,7 +107,7 @@ class Peers:
         """Return the error of processes that take no more batches."""
         who = ranks_in_words([self.ranks[place] for place in places])
         return RankLost(
-            f"of {self.in_words}, which {self._together}, {who} left the epoch before its end: its loop was "
+            f"of {self.with_their_task}, {who} left the epoch before its end: its loop was "
             "broken off, or failed. Look for its own error; else have all of them take the same batches"
         )
 
@@ -174,8 +179,8 @@ class Meeting:
 
         All peers call it if one of them has an error.
         """
-        together = f"{self.peers.in_words}, which read each batch together"
-        return error_of_all(mine, self.contents, self.peers.ranks, self.peers.place, together)
+        peers = self.peers
+        return error_of_all(mine, self.contents, peers.ranks, peers.place, peers.with_their_task)
 
     def pass_on(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> None:
         """Send tensors to other peers, and fill tensors with what they send.
