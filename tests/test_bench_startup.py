@@ -292,7 +292,7 @@ NEEDED = {
     *("data.batches.source", "data.order", "data.order.choice", "data.order.epoch", "data.order.permutation"),
     *("formats", "formats.caches", "formats.catalog", "formats.index", "storage", "storage.heads", "storage.urls"),
     *("formats.kept_index", "formats.listing"),
-    *("storage.fork_safe", "storage.paths", "formats.plan"),
+    *("fork_safe", "storage.paths", "formats.plan"),
     *("formats.parsers", "formats.parsers.magics"),
     *("io", "io.device_names", "io.dlpack_types", "io.engine", "io.memory_budget", "io.options", "io.program_end"),
 }

@@ -32,11 +32,10 @@ from helpers import (
     write_records,
 )
 
-from gdsdata import EngineOptions, GDSDataset, read_tensor, write_tensor
+from gdsdata import EngineOptions, GDSDataset, fork_safe, read_tensor, write_tensor
 from gdsdata.errors import EngineClosed, GdsdataError
+from gdsdata.fork_safe import fork_safe_lock
 from gdsdata.formats import Records
-from gdsdata.storage import fork_safe
-from gdsdata.storage.fork_safe import fork_safe_lock
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
 

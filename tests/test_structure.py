@@ -136,6 +136,7 @@ FOLDERS = {
         "collective",
         "distinct",
         "errors",
+        "fork_safe",
         "formats.parsers",
         "io",
         "lazy",
@@ -170,6 +171,7 @@ FOLDERS = {
         "decoders",
         "distinct",
         "errors",
+        "fork_safe",
         "formats",
         "io",
         "storage",
@@ -179,6 +181,7 @@ FOLDERS = {
     "formats": {
         "distinct",
         "errors",
+        "fork_safe",
         "io.engine",
         "lazy",
         "progress_bars",
@@ -190,12 +193,22 @@ FOLDERS = {
     "formats.parsers": {"errors", "io.engine"},
     "top": {"command_output", "observe"},
     "cache": {"command_output", "formats.listing", "io.remote_access", "progress_bars", "storage"},
-    "storage": {"errors", "io.engine", "io.options", "io.remote_access", "lazy", "observe.counted", "progress_bars"},
+    "storage": {
+        "errors",
+        "fork_safe",
+        "io.engine",
+        "io.options",
+        "io.remote_access",
+        "lazy",
+        "observe.counted",
+        "progress_bars",
+    },
     "observe": {"errors", "io", "torch_private", "version", "warn"},
     "observe.counted": set(),
     "io": {
         "_engine",
         "errors",
+        "fork_safe",
         "formats.index",
         "formats.sample",
         "torch_private",
@@ -211,6 +224,7 @@ FOLDERS = {
     "distinct": set(),
     "drawn_bars": set(),
     "errors": set(),
+    "fork_safe": set(),
     "user_cache": set(),
     "warn": set(),
     "whole_numbers": set(),
@@ -363,7 +377,7 @@ def test_no_attribute_is_computed_under_the_lock_of_functools():
     # In Python 3.10 and 3.11 a forked child waits forever for it, if another thread held it.
     users = [path for path in PACKAGE.rglob("*.py") if re.search(r"functools.*cached_property", path.read_text())]
     others = [path for path in users if path.name != "fork_safe.py" and PACKAGE / "bench" not in path.parents]
-    assert not others, "use gdsdata.storage.fork_safe.cached_property"
+    assert not others, "use gdsdata.fork_safe.cached_property"
 
 
 def test_no_file_is_longer_than_a_reader_takes_in():

@@ -10,7 +10,7 @@ import torch
 
 from gdsdata.checkpoint import hooks_files
 from gdsdata.checkpoint.hooks_report import COUNTS, HooksReport, Snapshot
-from gdsdata.storage.fork_safe import fork_safe_lock
+from gdsdata.fork_safe import fork_safe_lock
 
 _changing = fork_safe_lock()  # guards what follows, and the functions of torch that are replaced
 _users: set[Hooks] = set()

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from gdsdata.storage.fork_safe import fork_safe_lock
+from gdsdata.fork_safe import fork_safe_lock
 
 _MOST_REASONS = 200  # some have a file's contents in them; more are counted as one
 

@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gdsdata.fork_safe import cached_property
 from gdsdata.io import engine
-from gdsdata.storage.fork_safe import cached_property
 
 _AT_ONCE = 2**16  # samples whose wide form stays in the processor's cache
 _PACKED_FROM = 4 * _AT_ONCE  # samples that are kept in their wide form until then

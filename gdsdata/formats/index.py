@@ -14,10 +14,10 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import numpy as np
 
 from gdsdata.errors import CorruptData
+from gdsdata.fork_safe import cached_property
 from gdsdata.formats.plan import Plan
 from gdsdata.formats.sample import Sample
 from gdsdata.io import engine
-from gdsdata.storage.fork_safe import cached_property
 from gdsdata.storage.heads import sizes_of
 from gdsdata.storage.paths import joined
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
-from gdsdata.storage.fork_safe import cached_property
+from gdsdata.fork_safe import cached_property
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 import numpy as np
 
 from gdsdata.errors import CorruptData
+from gdsdata.fork_safe import cached_property
 from gdsdata.formats.column_values import HasNulls, OtherShape, TimesBeyond, Values, places_in, values_of_column
 from gdsdata.formats.columns import Column, arrow_module, check_alike, nulls_among_numbers
 from gdsdata.formats.dictionaries import TooLarge
 from gdsdata.formats.field import Field
 from gdsdata.formats.index import Made, Readers, SampleIndex, files_of_part, first_samples
 from gdsdata.formats.plan import Plan
-from gdsdata.storage.fork_safe import cached_property
 
 if TYPE_CHECKING:
     import pyarrow

@@ -14,10 +14,10 @@ import torch
 
 from gdsdata.checkpoint.dcp.storage_reader import GDSStorageReader
 from gdsdata.checkpoint.dcp.storage_writer import GDSStorageWriter
+from gdsdata.fork_safe import fork_safe_lock
 from gdsdata.integrations.overrides import check_overrides
 from gdsdata.integrations.versions import importing
 from gdsdata.io.options import EngineOptions, options_of
-from gdsdata.storage.fork_safe import fork_safe_lock
 
 with importing("megatron-core"):
     from megatron.core.dist_checkpointing.strategies import torch as strategies

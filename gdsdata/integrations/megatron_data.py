@@ -10,8 +10,8 @@ import torch
 
 from gdsdata.checkpoint.open_object import open_path
 from gdsdata.errors import CorruptData
+from gdsdata.fork_safe import fork_safe_lock
 from gdsdata.integrations.versions import importing
-from gdsdata.storage.fork_safe import fork_safe_lock
 from gdsdata.storage.opened import open_stream
 
 with importing("megatron-core"):

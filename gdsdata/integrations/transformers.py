@@ -17,9 +17,9 @@ from gdsdata.checkpoint.safetensors.opened import SafeSlice, resolved
 from gdsdata.checkpoint.safetensors.planned_load import PlannedLoad
 from gdsdata.checkpoint.synced_folders import make_folder, synced_below
 from gdsdata.checkpoint.urls import is_url, joined, local_folder, plain_path, store_and_key
+from gdsdata.fork_safe import fork_safe_lock
 from gdsdata.integrations.versions import importing
 from gdsdata.io import engine
-from gdsdata.storage.fork_safe import fork_safe_lock
 from gdsdata.storage.store import ObjectInfo
 
 with importing("transformers"):

@@ -18,6 +18,7 @@ import torch
 
 from gdsdata import torch_private
 from gdsdata.errors import BackendUnavailable
+from gdsdata.fork_safe import fork_safe_lock
 from gdsdata.io import (
     at_fork,  # noqa: F401 (it registers what a fork needs)
     program_end,  # noqa: F401 (registers its exit handler first, so that it is called last)
@@ -122,21 +123,13 @@ def _close_batches() -> None:
 
 
 _engines: weakref.WeakValueDictionary[tuple[int, int, EngineOptions], _engine.Engine] = weakref.WeakValueDictionary()
-_making_engine = threading.RLock()  # a signal handler may save while it interrupts the first save
+_making_engine = fork_safe_lock(threading.RLock)  # a signal handler may save while it interrupts the first save
 _warned: set[str] = set()
 # 2 MiB for each worker: seconds of a machine at its fastest, minutes of most.
 _MOST_SPANS = 1 << 16
 WorkerSpans = tuple[str, list[tuple[str, int, int, int]], int]  # see `end_spans`
 # The process that called `begin_spans`, and its engines with their devices' names.
 _spanned: tuple[int, list[tuple[str, _engine.Engine]]] | None = None
-
-
-def _renew_lock() -> None:
-    global _making_engine
-    _making_engine = threading.RLock()  # another thread of the parent may have held it
-
-
-os.register_at_fork(after_in_child=_renew_lock)
 
 
 def shared_engine(options: EngineOptions, device: torch.device) -> _engine.Engine:

@@ -10,6 +10,7 @@ import re
 import threading
 from collections.abc import Mapping
 
+from gdsdata.fork_safe import fork_safe_lock
 from gdsdata.io import engine
 
 # Resolved by name when the first URL is read: local data needs none of it.
@@ -26,20 +27,12 @@ CACHE_VARIABLE = "GDSDATA_CACHE"
 BLOCK_BYTES = 2**20
 _NO_NEW_BOUND = 2**64 - 1
 
-_starting = threading.Lock()
+_starting = fork_safe_lock()
 _thread: threading.Thread | None = None
 _process = 0
 _folder: str | None = None
 _most_bytes: int | None = None
 _ends = threading.Event()
-
-
-def _renew_lock() -> None:
-    global _starting
-    _starting = threading.Lock()  # another thread of the parent may have held it
-
-
-os.register_at_fork(after_in_child=_renew_lock)
 
 
 def serve() -> None:

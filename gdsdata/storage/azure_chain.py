@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from gdsdata.storage.fork_safe import fork_safe_lock
+from gdsdata.fork_safe import fork_safe_lock
 from gdsdata.storage.secret import AccountKey, Secret, SharedAccess, Token
 
 _SCOPE = "https://storage.azure.com/.default"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from gdsdata.storage.fork_safe import fork_safe_lock
+from gdsdata.fork_safe import fork_safe_lock
 from gdsdata.storage.secret import Anonymous, NotPickled, Secret, steady_s
 
 # A secret is renewed this long before its end, or when three quarters of its life have passed.

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from datetime import timezone
 from typing import Any
 
+from gdsdata.fork_safe import fork_safe_lock
 from gdsdata.storage import transport
-from gdsdata.storage.fork_safe import fork_safe_lock
 from gdsdata.storage.secret import Anonymous, Keys, Secret, Token
 
 _SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from gdsdata.fork_safe import cached_property
 from gdsdata.storage import objects, ranges
-from gdsdata.storage.fork_safe import cached_property
 
 if TYPE_CHECKING:
     from gdsdata.io.engine import FileTable

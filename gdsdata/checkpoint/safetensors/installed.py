@@ -14,8 +14,8 @@ from gdsdata.checkpoint.hooks_report import COUNTS
 from gdsdata.checkpoint.safetensors.files import load_file, save_file
 from gdsdata.checkpoint.safetensors.opened import OPENED, SafeSlice, safe_open
 from gdsdata.checkpoint.safetensors.stock import stock
+from gdsdata.fork_safe import fork_safe_lock
 from gdsdata.io import engine
-from gdsdata.storage.fork_safe import fork_safe_lock
 
 _changing = fork_safe_lock()  # guards what follows, and the names that are replaced
 _users: set[object] = set()  # blocks of `installed`, and an `_Install` for each call of `install`

@@ -15,8 +15,8 @@ from gdsdata.checkpoint.gc_pause import collector_paused
 from gdsdata.checkpoint.stored import Stored
 from gdsdata.checkpoint.tensor_reader import TensorReader
 from gdsdata.checkpoint.urls import is_url
+from gdsdata.fork_safe import fork_safe_lock
 from gdsdata.io.options import EngineOptions
-from gdsdata.storage.fork_safe import fork_safe_lock
 
 # A tensor up to this size is read by the calling thread, if the page cache has it. A loop over 500
 # MB in 300 tensors then took 0.06 s of CPU time, and 0.18 s by the engine (two cores, 2026-11-26).

@@ -19,8 +19,8 @@ from gdsdata.checkpoint.stored import Record
 from gdsdata.checkpoint.torch_zip.file_slice import FileSlice
 from gdsdata.checkpoint.torch_zip.unpickling import NotPlain, SavedStorage, StorageReferences, storages_of
 from gdsdata.errors import CorruptData
+from gdsdata.fork_safe import cached_property
 from gdsdata.formats.parsers.zip_directory import LOCAL_BYTES, content_offsets, read_directory
-from gdsdata.storage.fork_safe import cached_property
 
 _PIECE_BYTES = 1 << 20
 _MOST_BYTE_ORDER_BYTES = 16  # it says "little" or "big"; a damaged file may claim gigabytes

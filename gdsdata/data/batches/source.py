@@ -20,12 +20,12 @@ from gdsdata.data.batches.reader import IndexT, Reader
 from gdsdata.data.batches.ring import RingReader, batches_in_slot
 from gdsdata.data.batches.settings import BatchSettings
 from gdsdata.data.order.epoch import Epoch
+from gdsdata.fork_safe import cached_property
 from gdsdata.formats.index import Index
 from gdsdata.io import engine
 from gdsdata.io.conversions import conversion_on
 from gdsdata.io.engine import BufferPool, Engine, FileTable, Residence
 from gdsdata.io.options import EngineOptions
-from gdsdata.storage.fork_safe import cached_property
 from gdsdata.storage.urls import have_urls, is_remote
 
 # Modules that only some data sets need are imported by these: a program pays for what it uses.

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from gdsdata.storage.fork_safe import fork_safe_lock
+from gdsdata.fork_safe import fork_safe_lock
 from gdsdata.storage.location import Location, location_of
 from gdsdata.storage.store import Store
 

@@ -9,8 +9,8 @@ from datetime import datetime, timezone
 from typing import Any
 from urllib.parse import urlsplit
 
+from gdsdata.fork_safe import fork_safe_lock
 from gdsdata.storage import aws_chain, credentials, failures, sigv4, transport, xml_document
-from gdsdata.storage.fork_safe import fork_safe_lock
 from gdsdata.storage.options import check_options, checked_endpoint
 from gdsdata.storage.secret import Keys
 from gdsdata.storage.store import Access
