@@ -21,7 +21,7 @@ _WRAPPERS = {"tempfile": "file", "fsspec.implementations.local": "f"}
 
 
 class NotServed(Exception):
-    """Only torch can use this file object; the message says why."""
+    """torch does this call itself; the message says why."""
 
 
 def plain_file(given: Any) -> Any:

@@ -1,8 +1,6 @@
 """`OpenFile`: a file that a load opens once.
 
-So header and data come from one file.
-
-The name may be replaced meanwhile.
+So header and data come from one file, also if another one gets its name meanwhile.
 """
 
 from __future__ import annotations
