@@ -186,7 +186,8 @@ class GDSDataset(EpochDataset):
             remote=arguments.remote_of(source, reading),
         )
         part = checked_split(split)
-        self._ranks, self._epoch_ranks = Ranks(*sharding[:4]), EpochRanks()
+        self._ranks = Ranks(sharding.rank, sharding.world_size, sharding.device_mesh, sharding.dp_dim)
+        self._epoch_ranks = EpochRanks()
         self._peers = arguments.peers_of(sharding, fields, settings.decode)
         has_peers = (self._ranks.found_or_none() or Share(0, 1)).world_size > 1
         has_peers |= sharding.device_mesh is not None and sharding.device_mesh.size() > 1

@@ -45,11 +45,10 @@ class FieldSource(_MemorySource["FieldIndex"]):
     def reader(self, epoch: Epoch, owner: object) -> Reader[FieldIndex]:
         from gdsdata.data.batches.fields import FieldReader
 
-        (shared, files), pieces = self.open_for_epoch(), self._pieces(epoch)
+        shared, files, pieces = self._open_with_pieces(epoch)
         # Decoders want bytes on the CPU; the other fields are read to the GPU.
         reads_to_both = bool(self.settings.decode) and self.settings.device.type == "cuda"
         host = engine.kept_engine(self.settings.options, torch.device("cpu")) if reads_to_both else None
-        files = files if pieces is None else pieces.files
         return FieldReader(self.index, self.settings, shared, files, host, self._kept_memory(), pieces)
 
 
@@ -59,8 +58,7 @@ class WindowSource(_MemorySource["WindowIndex"]):
     def reader(self, epoch: Epoch, owner: object) -> Reader[WindowIndex]:
         from gdsdata.data.batches.windows import WindowReader
 
-        (shared, files), pieces = self.open_for_epoch(), self._pieces(epoch)
-        files = files if pieces is None else pieces.files
+        shared, files, pieces = self._open_with_pieces(epoch)
         return WindowReader(self.index, self.settings, shared, files, self._kept_memory(), pieces)
 
 

@@ -143,6 +143,11 @@ class BatchSource(ABC, Generic[IndexT]):
             self._spare_pieces = SpareMemory()
         return OpenPieces(self.index, *lanes, options, options.stall_timeout_s, self._spare_pieces)
 
+    def _open_with_pieces(self, epoch: Epoch) -> tuple[Engine, FileTable, OpenPieces | None]:
+        """Return an epoch's engine, files and `_pieces`. The files include those of the pieces."""
+        (shared, files), pieces = self.open_for_epoch(), self._pieces(epoch)
+        return shared, files if pieces is None else pieces.files, pieces
+
     def ring_bytes(self, epoch: Epoch, steps: int, reader: Reader[IndexT] | None) -> int:
         """Return the memory of batches in flight or ready, at most, and of row groups.
 
@@ -251,11 +256,11 @@ class RingSource(BatchSource[Index]):
         return shared, files
 
     def reader(self, epoch: Epoch, owner: object) -> Reader[Index]:
-        (shared, files), pieces = self.open_for_epoch(), self._pieces(epoch)
+        shared, files, pieces = self._open_with_pieces(epoch)
         make_batches = functools.partial(
             engine.make_batches,
             shared,
-            files if pieces is None else pieces.files,
+            files,
             self._buffers,
             self.index.sample,
             slots=self.settings.prefetch,
