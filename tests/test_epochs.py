@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from gdsdata import GDSDataset, Mix
+from gdsdata.data.epoch_dataset import EpochDataset
 from gdsdata.data.progress import Progress
 from gdsdata.formats import Records
 
@@ -609,3 +610,12 @@ def test_a_stateful_loader_with_workers_cut_behind_the_last_batch_ends_its_epoch
     first, second = in_new_process(two_epochs_from, tmp_path, 2, state)
     assert not first
     assert_same_batches(second, epochs_by(by_for, read, tmp_path, 2)[BATCHES:])
+
+
+def test_a_data_set_without_the_methods_of_an_epoch_cannot_be_made():
+    class Incomplete(EpochDataset):
+        def __len__(self) -> int:
+            return 1
+
+    with pytest.raises(TypeError, match="abstract methods _batches_of, _step_samples"):
+        Incomplete()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,22 +14,22 @@ from gdsdata.data.progress import Begun, Progress
 class EpochDataset(BatchDataset):
     """A data set whose iterators give an epoch each, or the rest of it.
 
-    A subclass makes `_progress`, and has the methods that are not implemented here.
+    A subclass makes `_progress`, and has the abstract methods.
     """
 
     _progress: Progress
 
+    @abstractmethod
     def __len__(self) -> int:
         """Return this rank's number of batches in an epoch."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _step_samples(self) -> int | list[int]:
         """Return the samples of a step of all ranks; of several sources, for each."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _batches_of(self, begun: Begun) -> Iterator[Any]:
         """Return the batches of an iterator that has begun."""
-        raise NotImplementedError
 
     def __iter__(self) -> Iterator[Any]:
         """Begin to read this epoch, or the rest of it after `load_state_dict`."""
