@@ -589,3 +589,27 @@ def test_nulls_among_booleans_of_a_byte_need_a_value(tmp_path, ending):
         only_batch(path)
     with pytest.raises(ValueError, match="fill_null has 2 for column 'flag', which bool has no value for"):
         only_batch(path, fill_null={"flag": 2})
+
+
+@pytest.mark.parametrize("ending", FORMATS)
+def test_booleans_of_a_byte_are_booleans_in_json(tmp_path, ending):
+    flags = pa.ExtensionArray.from_storage(pa.bool8(), pa.array([0, 1, None, 2, -1, 0], pa.int8()))
+    plain = pa.array([False, True, None, True, True, False])
+    structs = pa.StructArray.from_arrays([flags, plain], ["flag", "plain"])
+    table = pa.table(
+        {
+            "structs": pa.ListArray.from_arrays([0, 2, 6], structs),
+            "deep": pa.ListArray.from_arrays(
+                [0, 1, 2],
+                pa.StructArray.from_arrays([pa.ListArray.from_arrays([0, 4, 6], flags)], ["some"]),
+            ),
+            "map": pa.MapArray.from_arrays([0, 2, 3], pa.array(["a", "b", "c"]), flags[1:4]),
+        }
+    )
+    found = read(write(tmp_path / f"a{ending}", table), decode=dict.fromkeys(table.column_names, "json"))
+    expected = plain.to_pylist()
+    both = [{"flag": one, "plain": one} for one in expected]
+    assert found["structs"] == [both[:2], both[2:]]
+    assert found["deep"] == [[{"some": expected[:4]}], [{"some": expected[4:]}]]
+    assert found["map"] == [[["a", True], ["b", None]], [["c", True]]]
+    assert all(type(one["flag"]) is type(one["plain"]) for row in found["structs"] for one in row)

@@ -104,7 +104,7 @@ class Place(NamedTuple):
 
 
 class Array(NamedTuple):
-    """An array: its type, without extensions, and its parts.
+    """An array: its type, as `plain_type` returns it, and its parts.
 
     Attributes:
         kind: its type.

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from gdsdata.formats.arrow_messages import Message, Table
-from gdsdata.formats.columns import arrow_module, is_bytes, is_list, is_view, storage_of
+from gdsdata.formats.columns import arrow_module, is_bytes, is_list, is_view, scalar_dtype, storage_of
 
 if TYPE_CHECKING:
     import pyarrow
@@ -67,11 +69,16 @@ def is_read_dictionary(kind: pyarrow.DataType) -> bool:
 
 
 def plain_type(kind: pyarrow.DataType) -> pyarrow.DataType:
-    """Return a type without extensions. Null stands for unions, and for dictionaries of lists."""
+    """Return a type without extensions, except for bool8, whose storage does not say all of it.
+
+    Null stands for unions, and for dictionaries of lists.
+    """
     arrow, types = arrow_module(), arrow_module("pyarrow.types")
+    if scalar_dtype(kind) == np.bool_:
+        return kind
     kind = storage_of(kind)
     if is_read_dictionary(kind):
-        return arrow.dictionary(kind.index_type, storage_of(kind.value_type), kind.ordered)
+        return arrow.dictionary(kind.index_type, plain_type(kind.value_type), kind.ordered)
     if types.is_union(kind) or types.is_dictionary(kind):
         return arrow.null()
     fields = [kind.field(i).with_type(plain_type(inner)) for i, inner in enumerate(inner_types(kind))]
@@ -124,7 +131,7 @@ class Placed(NamedTuple):
         kind: the type, without an extension.
         dictionary: id of its dictionary; None: it is none.
         inner: of its inner arrays.
-        plain: the type without any extensions (`plain_type`).
+        plain: what `plain_type` returns of the type.
         needs: of its buffers, without those of views' values; None: the buffer itself says it.
         has_views, is_struct, is_null: what kind it is, and whether ``plain`` is null.
         is_bare: values without nulls take no bytes: nulls, and structs and fixed sizes of them.
@@ -148,8 +155,8 @@ class Placed(NamedTuple):
             ValueError: this reader does not know the type.
         """
         types = arrow_module("pyarrow.types")
-        kind = storage_of(kind)
-        plain, count = plain_type(kind), buffers_of(kind)
+        plain, kind = plain_type(kind), storage_of(kind)
+        count = buffers_of(kind)
         needs = [*_needs_of(kind)[:count], *[None] * count][:count]
         is_null = types.is_null(plain)
         takes_bits = any(need is None or need.bits for need in needs[1:])

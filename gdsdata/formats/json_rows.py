@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gdsdata.formats import dictionaries
-from gdsdata.formats.columns import arrow_module, is_bytes, is_text
+from gdsdata.formats.columns import arrow_module, is_bytes, is_text, scalar_dtype
 
 if TYPE_CHECKING:
     import pyarrow
@@ -36,6 +36,8 @@ def stored(array: pyarrow.Array) -> pyarrow.Array:
 def _plain(array: pyarrow.Array) -> list[Any]:
     """Return values as what `json` writes."""
     arrow, types = arrow_module(), arrow_module("pyarrow.types")
+    if scalar_dtype(array.type) == np.bool_:  # bool8 too, which is stored as numbers
+        return [None if value is None else bool(value) for value in stored(array).to_pylist()]
     array = stored(array)
     kind = array.type
     if types.is_dictionary(kind):
