@@ -3,6 +3,7 @@
 import concurrent.futures
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -235,6 +236,15 @@ def test_arguments_that_mean_nothing_are_refused_before_anything_is_examined(fil
         program.main([str(file), *arguments], host)
     assert ended.value.code == 2 and said in capsys.readouterr().err
     assert host.pid is None
+
+
+def test_an_empty_path_is_not_the_current_folder(capsys):
+    said = "the path is empty: give a file, a folder (the current one is '.'), or a URL"
+    with pytest.raises(ValueError, match=re.escape(said)):
+        doctor.examine("")
+    with pytest.raises(SystemExit) as ended:
+        program.main([""])
+    assert ended.value.code == 2 and said in capsys.readouterr().err
 
 
 # --- nothing hangs ----------------------------------------------------------------------------------------------------

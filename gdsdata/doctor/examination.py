@@ -55,7 +55,8 @@ def examine(path: str | os.PathLike[str], host: ThisHost | None = None) -> list[
 
     Raises:
         FileNotFoundError: there is no such file or folder.
-        ValueError: the URL, or an option of its store in the environment, is wrong.
+        ValueError: the path is empty, or the URL, or an option of its store in the environment, is
+            wrong.
     """
     host = host or this_host()
     return diagnose(host, locate(host, path))
@@ -68,10 +69,13 @@ def locate(host: ThisHost, path: str | os.PathLike[str]) -> Place:
 
     Raises:
         FileNotFoundError: there is no such file or folder.
-        ValueError: the URL, or an option of its store in the environment, is wrong.
+        ValueError: the path is empty, or the URL, or an option of its store in the environment, is
+            wrong.
     """
     if is_url(path):
         return _locate_object(host, os.fspath(path))
+    if not os.fspath(path):
+        raise ValueError("the path is empty: give a file, a folder (the current one is '.'), or a URL")
     given, silence = os.path.abspath(local_path(path)), ""
 
     def look() -> str:
