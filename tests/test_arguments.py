@@ -70,6 +70,12 @@ def as_it_is(batch):
         (dict(split=0.9), "split=0.9 must be two numbers, where the part begins and ends: (0, 0.9)"),
         (dict(split=("0", "1")), "split=('0', '1') must be two numbers"),
         (dict(device=1.5), "device=1.5 must be a torch.device, or its name"),
+        (dict(source=torch.tensor(3)), "source=tensor(3) must be a path"),
+        (dict(format=[Records("u1", (64,))]), "format=[Records("),
+        (dict(format=b"tokens"), "format=b'tokens' must be one of gdsdata.formats, or have a method index"),
+        (dict(device_mesh="cuda"), "device_mesh='cuda' must be a DeviceMesh of torch.distributed, or None"),
+        (dict(share_reads="no"), "share_reads='no' must be True or False"),
+        (dict(zero_copy="no"), "zero_copy='no' must be True or False"),
         (dict(report_every_s="60"), "report_every_s='60' must be a number of seconds, or None"),
         (dict(report_every_s=True), "report_every_s=True must be a number of seconds, or None"),
     ],
@@ -80,11 +86,24 @@ def test_an_argument_of_another_type_is_refused_in_words(file, arguments, words)
     assert words in str(error.value)
 
 
-@pytest.mark.parametrize("device", ["gpu", "CPU", ""])
+@pytest.mark.parametrize("device", ["gpu", "CPU", "", 10**30])
 def test_a_device_that_torch_does_not_know_is_not_available(file, device):
     for use in (lambda: read(file, device=device), lambda: read_tensor(file, torch.uint8, 4, device=device)):
-        with pytest.raises(BackendUnavailable, match=f"device='{device}' cannot be used here: torch knows no such"):
+        with pytest.raises(BackendUnavailable, match=f"device={device!r} cannot be used here: torch knows no such"):
             use()
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (dict(ragged=["flat"]), "ragged=['flat']: it is one of 'flat', 'nested'"),
+        (dict(index_cache=""), "index_cache='' is empty: give \"user\", the path of a folder, or None"),
+    ],
+)
+def test_a_value_that_is_none_of_an_arguments_is_refused_in_words(file, arguments, words):
+    with pytest.raises(ValueError) as error:
+        read(file, **arguments)
+    assert words in str(error.value)
 
 
 @pytest.mark.parametrize("interval", [-1, float("nan")])

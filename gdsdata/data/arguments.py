@@ -65,8 +65,10 @@ def check_types(
     is_path = isinstance(source, (str, os.PathLike))
     if isinstance(source, Mapping):
         raise TypeError(f"source={shown(source)} is a dict: make a data set for each of its values, or pass a list")
-    is_list = isinstance(source, Collection) and all(
-        issubclass(kind, (str, os.PathLike)) for kind in set(map(type, source))
+    is_list = (
+        isinstance(source, Collection)
+        and not isinstance(source, torch.Tensor)
+        and all(issubclass(kind, (str, os.PathLike)) for kind in set(map(type, source)))
     )
     if not is_path and not is_list:
         raise TypeError(f"source={shown(source)} must be a path, a directory, a glob, or a list of these")
@@ -74,8 +76,8 @@ def check_types(
         _check_format(format)
     for name, number in (("batch_size", batch_size), ("seed", seed), ("prefetch", reading.prefetch)):
         whole_number(name, number)
-    if drop_last not in (True, False):
-        raise TypeError(f"drop_last={shown(drop_last)} must be True or False")
+    _check_flag("drop_last", drop_last)
+    _check_flag("zero_copy", reading.zero_copy)
     for name, function in (("transform", transform), ("collate", fields.collate)):
         if function is not None and not callable(function):
             raise TypeError(f"{name}={shown(function)} must be a function, called with a batch's values")
@@ -91,6 +93,11 @@ def check_types(
         raise TypeError("storage_options= must be a dict by the names of a store's options")
     if reading.index_cache is not None and not isinstance(reading.index_cache, (str, os.PathLike)):
         raise TypeError(f'index_cache={shown(reading.index_cache)} must be "user", the path of a folder, or None')
+
+
+def _check_flag(name: str, value: object) -> None:
+    if value not in (True, False):
+        raise TypeError(f"{name}={shown(value)} must be True or False")
 
 
 def refuse_unknown(names: Iterable[str]) -> None:
@@ -113,7 +120,8 @@ def _check_format(format: object) -> None:
         raise TypeError(f"format={format!r} must be an object of gdsdata.formats: {remedy}")
     if isinstance(format, type):
         raise TypeError(f"format={format.__name__} is a class: write {format.__name__}() with its arguments")
-    if not callable(getattr(format, "index", None)):
+    has_other_index = type(format) in (bytes, list, tuple, torch.Tensor)  # it finds a value
+    if has_other_index or not callable(getattr(format, "index", None)):
         raise TypeError(f"format={shown(format)} must be one of gdsdata.formats, or have a method index(paths)")
 
 
@@ -128,6 +136,8 @@ def check_values(fields: Fields, reading: Reading, device: torch.device, on_erro
         raise ValueError(f"prefetch={reading.prefetch}: at least one batch has to be in flight")
     if reading.prefetch > _LARGEST_PREFETCH:
         raise ValueError(f"prefetch={reading.prefetch}: at most {_LARGEST_PREFETCH} batches are read ahead: use fewer")
+    if reading.index_cache == "":
+        raise ValueError("index_cache='' is empty: give \"user\", the path of a folder, or None")
     if residency not in (None, "pinned"):
         raise ValueError(f'residency={residency!r} must be None or "pinned"')
     if residency is not None and device.type != "cuda":
@@ -200,9 +210,11 @@ def peers_of(sharding: Sharding, fields: Fields, decode: Mapping[str, Decoder | 
     """Return the processes that read batches together with this one; None: it reads alone.
 
     Raises:
+        TypeError: ``share_reads`` is another value than True and False.
         ValueError: there is no mesh that says which these are, or batches are made of values that
             cannot be gathered.
     """
+    _check_flag("share_reads", sharding.share_reads)
     if not sharding.share_reads:
         return None
     mesh = sharding.device_mesh

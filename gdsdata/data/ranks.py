@@ -16,7 +16,7 @@ import torch.distributed
 from torch.utils.data import get_worker_info
 
 from gdsdata.warn import warn
-from gdsdata.whole_numbers import whole_number
+from gdsdata.whole_numbers import shown, whole_number
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -54,7 +54,7 @@ class Ranks:
        too, but is one process: that warns.
 
     Raises:
-        TypeError: a rank or world size is no whole number.
+        TypeError: a rank or world size is no whole number, or the mesh is none.
         ValueError: one of a pair of arguments is missing, both arguments and a mesh are given, or
             the mesh has no such dimension.
     """
@@ -319,6 +319,8 @@ def peers_in(mesh: DeviceMesh, dp_dim: str | int | Sequence[str | int] | None) -
 
 
 def _coordinate_in(mesh: DeviceMesh) -> Sequence[int]:
+    if not hasattr(mesh, "get_coordinate"):
+        raise TypeError(f"device_mesh={shown(mesh)} must be a DeviceMesh of torch.distributed, or None")
     coordinate = mesh.get_coordinate()
     if coordinate is None:
         raise ValueError("this process is not in the device_mesh, so it has no share of the data")

@@ -16,7 +16,7 @@ def device_of(device: torch.device | str) -> torch.device:
     """
     try:
         return torch.device(device)
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:  # the second for an index beyond 64 bits
         why = "torch knows no such device: write 'cpu', 'cuda' or 'cuda:1'"
         raise BackendUnavailable(f"device={device!r:.100} cannot be used here: {why}", (why,)) from error
     except TypeError:

@@ -70,13 +70,13 @@ RAGGED_AS: dict[str, Callable[[Ragged], Any]] = {
 }
 
 
-def check_ragged_as(ragged: str) -> None:
+def check_ragged_as(ragged: object) -> None:
     """Check the form that a data set was asked for.
 
     Raises:
         ValueError: there is no such form.
     """
-    if ragged not in RAGGED_AS:
+    if not isinstance(ragged, str) or ragged not in RAGGED_AS:
         raise ValueError(f"ragged={ragged!r}: it is one of {', '.join(map(repr, RAGGED_AS))}")
 
 
