@@ -287,6 +287,34 @@ def test_mistakes_are_told_at_once(folder):
             Mix(some, stop=stop)
 
 
+@pytest.mark.parametrize(
+    "weights, words",
+    [
+        ("abc", "weights='abc' must be a list of numbers, one for each source"),
+        (3, "weights=3 must be a list of numbers, one for each source"),
+        ({0: 1, 1: 1, 2: 1}, "weights={0: 1, 1: 1, 2: 1} must be a list of numbers, one for each source"),
+        ((1, "2", 1), "weights[1]='2' must be a number"),
+        ((1, 1, None), "weights[2]=None must be a number"),
+    ],
+)
+def test_weights_of_another_type_are_refused_in_words(folder, weights, words):
+    with pytest.raises(TypeError) as error:
+        mix(folder, weights)
+    assert str(error.value) == words
+
+
+@pytest.mark.parametrize("given", [7, "x.npy", GDSDataset])
+def test_sources_that_are_no_list_are_refused_in_words(folder, given):
+    given = sources(folder)[0] if given is GDSDataset else given
+    with pytest.raises(TypeError, match=r"^sources=.* must be a list of GDSDatasets, as in Mix\(\[one, two\]\)$"):
+        Mix(given)
+
+
+def test_sources_and_weights_may_be_generators(folder):
+    of_generators = Mix(iter(sources(folder)), iter((5, 3, 2)))
+    assert taken(of_generators) == taken(Mix(sources(folder), (5, 3, 2)))
+
+
 def test_stats_count_batches_by_source(folder):
     blended = mix(folder, (2, 1, 1), stop=8)
     list(blended)

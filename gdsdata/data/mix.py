@@ -6,7 +6,7 @@ import heapq
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, NamedTuple, TypeVar
 
@@ -164,23 +164,21 @@ class Mix(EpochDataset):
         on_break: as of `GDSDataset`.
 
     Raises:
+        TypeError: ``sources`` or ``weights`` is no list, or a weight is no number.
         ValueError: no sources, one of another kind, rank or world size, weights of another number,
             negative, not finite or all 0, or another ``stop`` or ``on_break``.
     """
 
     def __init__(
         self,
-        sources: Sequence[GDSDataset],
-        weights: Sequence[float] | None = None,
+        sources: Iterable[GDSDataset],
+        weights: Iterable[float] | None = None,
         stop: str | int = "first_exhausted",
         on_break: str | None = None,
     ) -> None:
         super().__init__()
-        _check_sources(sources)
-        self.sources = list(sources)
-        if weights is not None and len(weights) != len(sources):
-            raise ValueError(f"{len(weights)} weights for {len(sources)} sources: give one each")
-        self._weights_asked = weights
+        self.sources = sources = _checked_sources(sources)
+        self._weights_asked = None if weights is None else _checked_weights(weights, len(sources))
         self.stop = _checked_stop(stop)
         self._progress = Progress(on_break)
         self._given: Counter[int] = Counter()
@@ -193,7 +191,7 @@ class Mix(EpochDataset):
         source_batches = [source.take_up(share) for source in self.sources]
         if source_batches != self._source_batches:
             weights = source_batches if self._weights_asked is None else self._weights_asked
-            self._source_batches, self.weights = source_batches, list(map(_as_float, weights))
+            self._source_batches, self.weights = source_batches, list(map(float, weights))
             self._blend = Blend(self.weights)
             self._batches = self._epoch_batches()
 
@@ -379,19 +377,36 @@ def _minus(numbers: range | np.ndarray, less: int) -> range | np.ndarray:
     return numbers - less
 
 
-def _check_sources(sources: Sequence[GDSDataset]) -> None:
-    if not sources:
+def _checked_sources(sources: Iterable[GDSDataset]) -> list[GDSDataset]:
+    if not isinstance(sources, Iterable) or isinstance(sources, (str, EpochDataset)):
+        raise TypeError(f"sources={shown(sources)} must be a list of GDSDatasets, as in Mix([one, two])")
+    found = list(sources)
+    if not found:
         raise ValueError("Mix: there are no sources")
-    for i, source in enumerate(sources):
+    for i, source in enumerate(found):
         if not isinstance(source, GDSDataset):
             raise ValueError(f"Mix: source {i} is a {type(source).__name__}, and they are GDSDatasets")
+    return found
 
 
-def _as_float(weight: float) -> float:
+def _checked_weights(weights: Iterable[float], sources: int) -> list[float]:
+    if not isinstance(weights, Iterable) or isinstance(weights, (str, bytes, Mapping)):
+        raise TypeError(f"weights={shown(weights)} must be a list of numbers, one for each source")
+    found = [_as_float(i, weight) for i, weight in enumerate(weights)]
+    if len(found) != sources:
+        raise ValueError(f"{len(found)} weights for {sources} sources: give one each")
+    return found
+
+
+def _as_float(place: int, weight: Any) -> float:
     try:
-        return float(weight)
+        if not isinstance(weight, (str, bytes)):
+            return float(weight)
     except OverflowError:  # an int beyond all floats, which `Blend` refuses
         return math.inf
+    except (TypeError, ValueError):
+        pass
+    raise TypeError(f"weights[{place}]={shown(weight)} must be a number")
 
 
 def _checked_stop(stop: str | int) -> str | int:
