@@ -4,7 +4,9 @@ import errno
 import os
 import pickle
 import random
+import re
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +16,20 @@ from hypothesis import strategies as st
 
 from gdsdata import formats
 from gdsdata.errors import BackendUnavailable, CorruptData, GdsdataError, IoError, StallError
-from gdsdata.formats import Arrow, Megatron, Npy, Npz, Parquet, Records, Safetensors, Tar, Tokens, recognise
+from gdsdata.formats import (
+    Arrow,
+    LitData,
+    Mds,
+    Megatron,
+    Npy,
+    Npz,
+    Parquet,
+    Records,
+    Safetensors,
+    Tar,
+    Tokens,
+    recognise,
+)
 from gdsdata.formats.catalog import FORMATS
 from gdsdata.formats.index import Index
 from gdsdata.formats.npy import parse_header
@@ -145,7 +160,9 @@ class TestRecords:
             Records(torch.bfloat16, ())
         with pytest.raises(TypeError, match="dtype='float99' is no dtype of numpy or torch"):
             Records("float99", ())
-        for shape in ("ab", 1.5, (3, 0.5), None):
+        with pytest.raises(TypeError, match="dtype=None is no dtype of numpy or torch: write one as in '<f4'"):
+            Records(None, (4,))  # numpy takes it for float64
+        for shape in ("ab", "", b"ab", 1.5, (3, 0.5), None, True, (3, True)):
             with pytest.raises(TypeError, match=r"shape=.* must be whole numbers, as in \(3, 224, 224\)"):
                 Records("f4", shape)
 
@@ -260,6 +277,8 @@ def test_sizes_that_are_no_whole_numbers_are_refused(value):
         ("header_bytes", lambda: Records("u1", (), value)),
         ("seq_len", lambda: Megatron(value)),
         ("num_samples", lambda: Megatron(2, num_samples=value)),
+        ("seed", lambda: Megatron(2, seed=value)),
+        ("window_tokens", lambda: LitData(value)),
     ]:
         with pytest.raises(TypeError, match=f"{name}=.* must be a whole number"):
             make()
@@ -276,6 +295,38 @@ def test_names_that_are_none_are_refused_by_their_argument(names):
     ]:
         with pytest.raises(ValueError, match=f"{argument}.* each (array )?once"):
             make()
+
+
+@pytest.mark.parametrize(("format", "name"), [(Tar, "index_cache"), (Mds, "unpacked"), (LitData, "unpacked")])
+def test_places_of_kept_files_that_are_none_are_refused(format, name):
+    for place in (7, True, b"x", ["user"]):
+        said = f"{name}={place!r} must be 'user', 'beside', the path of a folder, or None"
+        with pytest.raises(TypeError, match=re.escape(said)):
+            format(**{name: place})
+    with pytest.raises(ValueError, match=f"{name}='' is empty: give 'user', 'beside', the path of a folder, or None"):
+        format(**{name: ""})
+
+
+@pytest.mark.parametrize("format", [Mds, LitData])
+def test_shards_that_are_left_out_are_named_by_a_list_of_paths(format):
+    assert format(without=[Path("a/shard.0"), "b/shard.1"]) == format(without=("a/shard.0", "b/shard.1"))
+    for without in ("a/shard.0", b"a", 7, None, [7]):
+        said = f"without={without!r} must be a list of the shards' paths"
+        with pytest.raises(TypeError, match=re.escape(said)):
+            format(without=without)
+
+
+@pytest.mark.parametrize("split", [0.9, None, "train", "", (0.5,), ("0", "1"), {}])
+def test_a_split_of_megatron_that_is_no_pair_is_refused(split):
+    with pytest.raises(TypeError, match="split=.* must be two numbers, where the part begins and where it ends"):
+        Megatron(split=split)
+
+
+def test_serializers_that_are_no_names_are_refused():
+    for serializers in (7, None, [7]):
+        with pytest.raises(TypeError, match="serializers=.* must be a tuple of names"):
+            LitData(serializers=serializers)
+    assert LitData(serializers=iter(["one", "two"])) == LitData(serializers=("one", "two"))
 
 
 def test_sizes_of_numpy_are_whole_numbers():

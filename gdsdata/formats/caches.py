@@ -11,6 +11,7 @@ from typing import BinaryIO
 from gdsdata.storage.paths import absolute
 from gdsdata.storage.urls import is_remote
 from gdsdata.user_cache import NoHomeFolder, user_cache
+from gdsdata.whole_numbers import shown
 
 
 def folder_of(where: str | os.PathLike[str], kind: str) -> str:
@@ -23,6 +24,24 @@ def folder_of(where: str | os.PathLike[str], kind: str) -> str:
         NoHomeFolder: ``"user"``, and there is none.
     """
     return _given(where) if where != "user" else os.path.join(user_cache(), "gdsdata", kind)
+
+
+def check_place(name: str, where: object) -> None:
+    """Refuse an argument of a format that names no place for kept files.
+
+    Args:
+        name: of the argument, for the error.
+        where: its value.
+
+    Raises:
+        TypeError: it is of another type.
+        ValueError: it is empty.
+    """
+    places = "'user', 'beside', the path of a folder, or None"
+    if where is not None and not isinstance(where, (str, os.PathLike)):
+        raise TypeError(f"{name}={shown(where)} must be {places}")
+    if where == "":
+        raise ValueError(f"{name}='' is empty: give {places}")
 
 
 def place_of(path: str, where: str, kind: str, ending: str) -> str:

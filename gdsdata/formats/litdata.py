@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import reprlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,13 +19,14 @@ import numpy as np
 
 from gdsdata.errors import CorruptData
 from gdsdata.formats import arrow, shards
+from gdsdata.formats.caches import check_place
 from gdsdata.formats.columns import FillNull, checked_fill
 from gdsdata.formats.extents import Extents
 from gdsdata.formats.fields import Field, FieldIndex
 from gdsdata.formats.index import first_samples
 from gdsdata.formats.litdata_frames import LEVELS, with_size
 from gdsdata.formats.parsers.damage import damaged
-from gdsdata.formats.shard_lists import checked, count_member, index_files, member, read_json, shard_path
+from gdsdata.formats.shard_lists import checked, checked_paths, count_member, index_files, member, read_json, shard_path
 from gdsdata.formats.shards import (
     ArrayFormat,
     ArrayHeads,
@@ -42,6 +43,7 @@ from gdsdata.formats.tables import TableIndex
 from gdsdata.formats.unpacking import unpacked
 from gdsdata.storage.heads import read_heads
 from gdsdata.storage.opened import Opened, open_file
+from gdsdata.whole_numbers import shown, whole_number
 
 # By code. None stands for torch's bfloat16: numpy has no equivalent, and LitData cannot write it
 # either.
@@ -101,6 +103,8 @@ class LitData:
         fill_null: of rows of Arrow: takes the place of nulls among numbers, as `Arrow` has it.
 
     Raises:
+        TypeError: ``window_tokens`` is no whole number, ``serializers`` no tuple of names,
+            ``unpacked`` no place, or ``without`` no list of paths.
         ValueError: ``window_tokens`` is less than 1, or ``fill_null`` is no number.
     """
 
@@ -112,11 +116,18 @@ class LitData:
     fill_null: FillNull = None
 
     def __post_init__(self) -> None:
+        if self.window_tokens is not None:
+            object.__setattr__(self, "window_tokens", whole_number("window_tokens", self.window_tokens))
         if self.window_tokens is not None and self.window_tokens < 1:
             raise ValueError(f"{self}: a window has at least 1 token")
         if isinstance(self.serializers, str):
             raise ValueError(f'{self}: serializers is a tuple of names, as in ("{self.serializers}",)')
-        object.__setattr__(self, "serializers", tuple(self.serializers))  # a list becomes what can be hashed
+        names = tuple(self.serializers) if isinstance(self.serializers, Iterable) else (self.serializers,)
+        if not all(isinstance(name, str) for name in names):
+            raise TypeError(f'serializers={shown(self.serializers)} must be a tuple of names, as in ("own_format",)')
+        object.__setattr__(self, "serializers", names)  # a list becomes what can be hashed
+        check_place("unpacked", self.unpacked)
+        object.__setattr__(self, "without", checked_paths("without", self.without))
         object.__setattr__(self, "fill_null", checked_fill(self.fill_null, "LitData"))
 
     def index(self, paths: list[str]) -> FieldIndex | TableIndex:

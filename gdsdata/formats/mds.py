@@ -20,11 +20,13 @@ import numpy as np
 
 from gdsdata.errors import CorruptData
 from gdsdata.formats import mds_text, shards
+from gdsdata.formats.caches import check_place
 from gdsdata.formats.fields import Field, FieldIndex
 from gdsdata.formats.mds_text import TextFile, index_text, text_file
 from gdsdata.formats.shard_lists import (
     LARGEST_BYTES,
     checked,
+    checked_paths,
     count_member,
     index_files,
     member,
@@ -77,11 +79,18 @@ class Mds:
             beside the data; else in the folder of this path; None: such shards are refused. Shards
             that already lie unpacked beside themselves are read there in any case.
         without: paths of shards that are left out.
+
+    Raises:
+        TypeError: ``unpacked`` is no place, or ``without`` no list of paths.
     """
 
     allow_pickle: bool = False
     unpacked: str | None = "user"
     without: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_place("unpacked", self.unpacked)
+        object.__setattr__(self, "without", checked_paths("without", self.without))
 
     def index(self, paths: list[str]) -> FieldIndex | TableIndex:
         """Find the samples of the shards that an index.json lists.

@@ -11,6 +11,7 @@ import os
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import NamedTuple
 
 import numpy as np
@@ -25,7 +26,7 @@ from gdsdata.formats.sample import Sample
 from gdsdata.formats.windows import WindowIndex
 from gdsdata.storage.heads import read_heads, sizes_of
 from gdsdata.storage.opened import read_whole
-from gdsdata.whole_numbers import whole_number
+from gdsdata.whole_numbers import shown, whole_number
 
 _OLD_MAGIC = b"TNTIDX\0\0"
 # Magic, version, code of the dtype, number of sequences, number of document bounds. The arrays
@@ -92,7 +93,8 @@ class Megatron:
             one.
 
     Raises:
-        TypeError: ``seq_len`` or ``num_samples`` is no whole number.
+        TypeError: ``seq_len``, ``num_samples`` or ``seed`` is no whole number, or ``split`` no
+            pair.
         ValueError: an argument out of its range, or one of windows without ``seq_len``.
     """
 
@@ -105,13 +107,17 @@ class Megatron:
     def __post_init__(self) -> None:
         if self.seq_len is None and (self.seed is not None or self.num_samples is not None or not self.drop_last):
             raise ValueError(f"{self}: seed, num_samples and drop_last are of windows: pass seq_len too")
-        for name in ("seq_len", "num_samples"):
+        for name in ("seq_len", "num_samples", "seed"):
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, whole_number(name, value))
         if (self.seq_len is not None and self.seq_len < 1) or (self.num_samples is not None and self.num_samples < 1):
             raise ValueError(f"{self}: seq_len and num_samples are at least 1")
         if self.seed is not None and not 0 <= self.seed < 2**32:
             raise ValueError(f"{self}: numpy's RandomState takes seeds from 0 to 2**32 - 1")
+        split = self.split
+        is_pair = isinstance(split, (tuple, list)) and len(split) == 2 and all(isinstance(one, Real) for one in split)
+        if not is_pair:
+            raise TypeError(f"split={shown(split)} must be two numbers, where the part begins and where it ends")
         if not 0 <= self.split[0] <= self.split[1] <= 1:
             raise ValueError(f"{self}: split is where the part begins and where it ends, from 0 to 1")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -81,6 +80,9 @@ class Records:
 
 def _shape_of(shape: int | Iterable[int]) -> tuple[int, ...]:
     try:
-        return tuple(map(operator.index, shape if isinstance(shape, Iterable) else (shape,)))
+        if not isinstance(shape, (str, bytes)):
+            sizes = shape if isinstance(shape, Iterable) else (shape,)
+            return tuple(whole_number("shape", size) for size in sizes)
     except TypeError:
-        raise TypeError(f"shape={shape!r} must be whole numbers, as in (3, 224, 224), or one of them") from None
+        pass
+    raise TypeError(f"shape={shape!r} must be whole numbers, as in (3, 224, 224), or one of them")

@@ -94,6 +94,8 @@ def numpy_dtype(dtype: DTypeLike | torch.dtype) -> np.dtype:
             bits = f"<u{dtype.itemsize}"
             raise ValueError(f"numpy has no equivalent of {dtype}: name the stored bits, as in dtype={bits!r}")
         return found
+    if dtype is None:  # numpy takes it for float64
+        raise TypeError("dtype=None is no dtype of numpy or torch: write one as in '<f4'")
     try:
         return np.dtype(dtype)
     except TypeError as error:

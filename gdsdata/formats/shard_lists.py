@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar, overload
 
 from gdsdata.errors import CorruptData
 from gdsdata.formats.parsers.magics import SHARDS_INDEX
 from gdsdata.storage.opened import read_whole
+from gdsdata.whole_numbers import shown
 
 # Offsets have 32 bits, so nothing in a shard is longer.
 LARGEST_BYTES = 2**32 - 1
@@ -18,6 +19,20 @@ LARGEST_BYTES = 2**32 - 1
 LONGEST_JSON_BYTES = 2**30
 
 T = TypeVar("T")
+
+
+def checked_paths(name: str, paths: Iterable[str | os.PathLike[str]]) -> tuple[str, ...]:
+    """Return an argument that lists paths of shards as strings.
+
+    Raises:
+        TypeError: it does not.
+    """
+    try:
+        if not isinstance(paths, (str, bytes)):
+            return tuple(os.fspath(path) for path in paths)
+    except TypeError:
+        pass
+    raise TypeError(f"{name}={shown(paths)} must be a list of the shards' paths")
 
 
 def index_files(paths: Sequence[str], reader: str) -> list[str]:

@@ -15,7 +15,7 @@ from itertools import chain
 import numpy as np
 
 from gdsdata.errors import CorruptData
-from gdsdata.formats import tar_index
+from gdsdata.formats import caches, tar_index
 from gdsdata.formats.extents import ExtentsBuilder
 from gdsdata.formats.field import are_names
 from gdsdata.formats.fields import Field, FieldIndex
@@ -64,6 +64,7 @@ class Tar:
     index_cache: str | None = "user"
 
     def __post_init__(self) -> None:
+        caches.check_place("index_cache", self.index_cache)
         if self.fields is None:
             return
         if not are_names(self.fields):
