@@ -1,4 +1,4 @@
-"""Whole numbers of any type, numpy's among them, as plain ints that a state can hold."""
+"""Arguments of any type, numpy's among them, as plain ints and bools that a state can hold."""
 
 from __future__ import annotations
 
@@ -27,6 +27,21 @@ def whole_number(name: str, value: Any, least: int | None = None) -> int:
     if least is not None and number < least:
         raise ValueError(f"{name}={number} must be {least} or more")
     return number
+
+
+def flag(name: str, value: Any) -> bool:
+    """Return an argument as a plain bool. 0 and 1 are taken for False and True.
+
+    Args:
+        name: of the argument, for the error.
+        value: its value.
+
+    Raises:
+        TypeError: it is neither True nor False.
+    """
+    if value not in (True, False):
+        raise TypeError(f"{name}={shown(value)} must be True or False")
+    return bool(value)
 
 
 def shown(value: object) -> str:

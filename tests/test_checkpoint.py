@@ -190,6 +190,14 @@ def test_only_what_matches_comes(tmp_path, device):
         gdsdata.load(tmp_path / "x.pt", only="model.*")
 
 
+def test_patterns_may_come_from_a_generator(tmp_path):
+    gdsdata.save({"b": torch.ones(1), "a": torch.ones(2), "step": 3}, tmp_path / "x.pt")
+    assert list(gdsdata.load(tmp_path / "x.pt", only=iter(["a", "b"]))) == ["b", "a"]
+    into = {"a": torch.zeros(2), "b": torch.zeros(1)}
+    gdsdata.load(tmp_path / "x.pt", into=into, only=iter(["b", "a"]))
+    assert into["a"].sum() == 2 and into["b"].sum() == 1
+
+
 def test_patterns_that_match_nothing_are_an_error_beside_an_empty_dict(tmp_path):
     gdsdata.save({"model": {"w": torch.ones(3)}, "optim": {"state": {}, "lr": 1.0}}, tmp_path / "x.pt")
     with pytest.raises(ValueError, match=r"only=\['modle.\*'\] matches no name .* of these: model.w, optim.lr"):

@@ -71,6 +71,26 @@ def test_arguments_of_torch_load_are_refused_with_what_to_write(tmp_path, name, 
         gdsdata.load(tmp_path / "x.pt", **{name: value})
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"only": 7}, 'only=7 must be a list of patterns, as only=["layers.0.*"]'),
+        ({"only": [b"a"]}, "only=[b'a'] must be a list of patterns"),
+        ({"verify": ""}, "verify='' must be True or False"),
+        ({"verify": 2}, "verify=2 must be True or False"),
+        ({"strict": "no"}, "strict='no' must be True or False"),
+        ({"weights_only": None}, "weights_only=None must be True or False"),
+        ({"weights_only": "False"}, "weights_only='False' must be True or False"),
+    ],
+)
+@pytest.mark.parametrize("name", ["x.pt", "x.safetensors"])
+def test_arguments_of_load_of_another_type_are_refused_in_words(tmp_path, name, arguments, words):
+    gdsdata.save({"a": torch.ones(3)}, tmp_path / name)
+    with pytest.raises(TypeError) as error:
+        gdsdata.load(tmp_path / name, **arguments)
+    assert words in str(error.value)
+
+
 def test_load_has_its_own_arguments_alone():
     names = set(inspect.signature(gdsdata.load).parameters)
     assert {"path", "device", "into"} < names and not names & {"map_location", "mmap", "kwargs", "arguments"}

@@ -56,6 +56,8 @@ def test_a_time_that_is_no_number_is_refused():
         ({"queue_depth": 2.5}, r"queue_depth=2.5\) is of type float: give a whole number"),
         ({"stall_timeout_s": "60"}, r"stall_timeout_s='60'\) is of type str: give a number"),
         ({"backend": None}, r"backend=None\) is of type NoneType: give a str"),
+        ({"workers": True}, r"workers=True\) is of type bool: give a whole number"),
+        ({"stall_timeout_s": True}, r"stall_timeout_s=True\) is of type bool: give a number"),
         ({"strict": "no"}, r"strict='no'\) is of type str: give True or False"),
     ],
 )

@@ -320,6 +320,8 @@ def test_a_bad_argument_is_refused_in_words(tmp_path, do, words):
         ({"dtype": np.float32}, r"dtype=<class 'numpy.float32'> is of type type: give a torch.dtype"),
         ({"shape": None}, r"shape=None must be whole numbers, as \(3, 224\)"),
         ({"shape": (3.0,)}, r"shape=\(3.0,\) must be whole numbers"),
+        ({"shape": True}, r"shape=True must be whole numbers"),
+        ({"shape": (3, True)}, r"shape=\(3, True\) must be whole numbers"),
         ({"shape": "3"}, r"shape='3' must be whole numbers"),
         ({"offset": 4.0}, "offset=4.0 must be a whole number"),
         ({"offset": True}, "offset=True must be a whole number"),

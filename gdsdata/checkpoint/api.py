@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +22,7 @@ from gdsdata.checkpoint.urls import is_url, last_part
 from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions, options_of
 from gdsdata.progress_bars import bar
+from gdsdata.whole_numbers import flag, shown
 
 if TYPE_CHECKING:
     from gdsdata.collective.transfers import SharedReads
@@ -101,7 +102,7 @@ def load(
     path: str | os.PathLike[str],
     device: torch.device | str = "cpu",
     *,
-    only: Sequence[str] | None = None,
+    only: Iterable[str] | None = None,
     dtype: torch.dtype | None = None,
     into: Any = None,
     strict: bool = True,
@@ -196,6 +197,8 @@ def load(
     options = options_of(options)
     if dtype is not None and not isinstance(dtype, torch.dtype):
         raise TypeError(f"dtype={dtype!r}: give a torch.dtype, such as torch.bfloat16")
+    only = None if only is None else _checked_patterns(only)
+    strict, verify, weights_only = flag("strict", strict), flag("verify", verify), flag("weights_only", weights_only)
 
     def load_it(together: SharedReads | None) -> Any:
         return _load(path, device, only, dtype, into, strict, verify, weights_only, options, together)
@@ -222,8 +225,6 @@ def _load(
     together: SharedReads | None,
 ) -> Any:
     path = checked_path(path, "load")
-    if isinstance(only, str):
-        raise ValueError(f"only={only!r}: give a list of patterns, as only=[{only!r}]")
     target = engine.resolved(device)
     file = open_path(path)
     first = target if into is None else first_device(into)
@@ -235,6 +236,15 @@ def _load(
         if into is None:
             return loading.load_new(file, target, only, dtype, verify, weights_only, options, together)
         return loading.load_into(file, into, only, dtype, strict, verify, weights_only, options, together)
+
+
+def _checked_patterns(only: Iterable[str]) -> list[str]:
+    if isinstance(only, str):
+        raise ValueError(f"only={only!r}: give a list of patterns, as only=[{only!r}]")
+    patterns = list(only) if isinstance(only, Iterable) else [only]
+    if not all(isinstance(pattern, str) for pattern in patterns):
+        raise TypeError(f'only={shown(only)} must be a list of patterns, as only=["layers.0.*"]')
+    return patterns
 
 
 def _bytes_with(file: OpenFile) -> int:

@@ -16,7 +16,7 @@ from gdsdata.formats.index import Format, SampleIndex
 from gdsdata.formats.listing import Source, sources_of
 from gdsdata.io.options import options_of
 from gdsdata.storage.urls import have_urls
-from gdsdata.whole_numbers import shown, whole_number
+from gdsdata.whole_numbers import flag, shown, whole_number
 
 if TYPE_CHECKING:
     from gdsdata.collective.peers import Peers
@@ -76,8 +76,8 @@ def check_types(
         _check_format(format)
     for name, number in (("batch_size", batch_size), ("seed", seed), ("prefetch", reading.prefetch)):
         whole_number(name, number)
-    _check_flag("drop_last", drop_last)
-    _check_flag("zero_copy", reading.zero_copy)
+    flag("drop_last", drop_last)
+    flag("zero_copy", reading.zero_copy)
     for name, function in (("transform", transform), ("collate", fields.collate)):
         if function is not None and not callable(function):
             raise TypeError(f"{name}={shown(function)} must be a function, called with a batch's values")
@@ -93,11 +93,6 @@ def check_types(
         raise TypeError("storage_options= must be a dict by the names of a store's options")
     if reading.index_cache is not None and not isinstance(reading.index_cache, (str, os.PathLike)):
         raise TypeError(f'index_cache={shown(reading.index_cache)} must be "user", the path of a folder, or None')
-
-
-def _check_flag(name: str, value: object) -> None:
-    if value not in (True, False):
-        raise TypeError(f"{name}={shown(value)} must be True or False")
 
 
 def refuse_unknown(names: Iterable[str]) -> None:
@@ -214,8 +209,7 @@ def peers_of(sharding: Sharding, fields: Fields, decode: Mapping[str, Decoder | 
         ValueError: there is no mesh that says which these are, or batches are made of values that
             cannot be gathered.
     """
-    _check_flag("share_reads", sharding.share_reads)
-    if not sharding.share_reads:
+    if not flag("share_reads", sharding.share_reads):
         return None
     mesh = sharding.device_mesh
     if mesh is None:

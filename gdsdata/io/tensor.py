@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 import os
 import threading
 from collections.abc import Sequence
@@ -344,7 +343,7 @@ def _sizes_of(shape: Sequence[int] | int) -> tuple[int, ...]:
     """
     try:
         sizes = (shape,) if isinstance(shape, (int, np.integer)) else shape
-        found = tuple(operator.index(size) for size in sizes)
+        found = tuple(whole_number("shape", size) for size in sizes)
     except TypeError:
         raise TypeError(f"shape={shape!r:.100} must be whole numbers, as (3, 224)") from None
     if any(size < 0 for size in found):
