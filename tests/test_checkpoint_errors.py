@@ -460,11 +460,28 @@ def test_a_second_checkpointer_of_this_process_says_to_close_the_other_one(check
         ({"keep_every": 0}, ValueError, r"^keep_every=0 must be 1 or more"),
         ({"keep_last": 2.5}, TypeError, r"^keep_last=2.5 must be a whole number"),
         ({"keep_last": True}, TypeError, r"^keep_last=True must be a whole number"),
+        ({"peers": True}, TypeError, r"^peers=True must be a whole number"),
+        ({"folder": None}, TypeError, r"^folder=None is of type NoneType: give the path of a folder"),
+        ({"folder": ""}, ValueError, r"^folder='' is empty: give the path of a folder \(the current one is '.'\)"),
+        ({"memory_folder": 7}, TypeError, r"^memory_folder=7 is of type int: give the path of a folder"),
+        ({"timeout_s": float("nan")}, ValueError, r"^timeout_s=nan must be a number of seconds, 0 or more"),
+        ({"timeout_s": float("inf")}, ValueError, r"^timeout_s=inf must be a number of seconds, 0 or more"),
+        ({"timeout_s": -1}, ValueError, r"^timeout_s=-1 must be a number of seconds, 0 or more"),
+        ({"timeout_s": "60"}, TypeError, r"^timeout_s='60' is of type str: give a number of seconds"),
     ],
 )
-def test_an_argument_out_of_range_is_named_alone(tmp_path, arguments, error, words):
+def test_an_argument_out_of_range_is_named_alone(tmp_path, monkeypatch, arguments, error, words):
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(error, match=words):
-        gdsdata.AsyncCheckpointer(tmp_path, **arguments)
+        gdsdata.AsyncCheckpointer(**{"folder": tmp_path, **arguments})
+
+
+@pytest.mark.parametrize("make", [gdsdata.GDSStorageWriter, gdsdata.GDSStorageReader])
+def test_a_folder_of_dcp_of_another_type_is_refused_in_words(make):
+    with pytest.raises(TypeError, match="^path=7 is of type int: give the path of a folder, or a URL"):
+        make(7)
+    with pytest.raises(TypeError, match="^path=None is of type NoneType: give the path of a folder, or a URL"):
+        make(None)
 
 
 def test_checkpointers_handles_and_engines_say_what_they_are(tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gdsdata.errors import IoError
@@ -33,6 +33,26 @@ def plain_path(path: str) -> str:
     from gdsdata.storage.location import local_path
 
     return local_path(path)
+
+
+def folder_name(name: str, folder: Any, also: str = "") -> str:
+    """Return what a user gave for a folder as str.
+
+    Args:
+        name: of the argument, for the error.
+        folder: its value.
+        also: words for what else it may be, as ", or a URL".
+
+    Raises:
+        TypeError: it is no path.
+        ValueError: it is empty.
+    """
+    if not isinstance(folder, (str, bytes, os.PathLike)):
+        shown = f"{name}={folder!r:.100}"
+        raise TypeError(f"{shown} is of type {type(folder).__name__}: give the path of a folder{also}")
+    if not (found := os.fsdecode(folder)):
+        raise ValueError(f"{name}='' is empty: give the path of a folder (the current one is '.'){also}")
+    return found
 
 
 def local_folder(name: str, folder: str | os.PathLike[str], remedy: str = "") -> str:

@@ -6,10 +6,11 @@ import math
 import os
 import re
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any, TypeVar
 
 from gdsdata.checkpoint.background.manifest import LARGEST_STEP
-from gdsdata.checkpoint.urls import is_url, local_folder
+from gdsdata.checkpoint.urls import folder_name, is_url, local_folder
 from gdsdata.storage.paths import absolute
 from gdsdata.whole_numbers import whole_number
 
@@ -52,11 +53,27 @@ def checkpoint_folder(folder: str | os.PathLike[str]) -> str:
     """Return the absolute path of the folder: the program may change its working directory.
 
     Raises:
-        ValueError: it is the URL of objects.
+        TypeError: it is no path.
+        ValueError: it is empty, or the URL of objects.
     """
-    path = os.fsdecode(folder)
+    path = folder_name("folder", folder)
     url = path if is_url(path) else "s3://bucket/run"
     return absolute(local_folder("folder", path, f", and upload={url!r} to have the checkpoints uploaded"))
+
+
+def seconds(name: str, value: Any) -> float:
+    """Return a time limit of a user, which ends.
+
+    Raises:
+        TypeError: it is no number.
+        ValueError: it is negative, infinite, or not a number (NaN).
+    """
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise TypeError(f"{name}={value!r:.100} is of type {type(value).__name__}: give a number of seconds")
+    limit_s = float(value)
+    if not 0 <= limit_s < math.inf:
+        raise ValueError(f"{name}={value} must be a number of seconds, 0 or more")
+    return limit_s
 
 
 def peers_of(count: Any) -> int:

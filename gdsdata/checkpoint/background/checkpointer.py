@@ -158,7 +158,7 @@ class AsyncCheckpointer:
         self._staging = Staging(size_in_bytes("staging_bytes", staging_bytes))
         on_devices = size_in_bytes("device_staging_bytes", device_staging_bytes) if device_staging_bytes else 0
         self._snapshots = Snapshots(on_devices)
-        copies = MemoryFolder(os.fsdecode(memory_folder or DEFAULT_BASE), self._folder.path)
+        copies = MemoryFolder(DEFAULT_BASE if memory_folder is None else memory_folder, self._folder.path)
         self._ranks = Ranks(process_group, timeout_s)
         self._keeps_copies = same_on_all("peers", self._ranks.each(lambda: peers_of(peers))) > 0
         url = same_on_all("upload", self._ranks.each(lambda: upload_url(upload)))

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from gdsdata.checkpoint.background.copies import Copy, Generation, Held
-from gdsdata.checkpoint.urls import local_folder
+from gdsdata.checkpoint.urls import folder_name, local_folder
 from gdsdata.collective.agreement import node_name
 from gdsdata.io.memory_budget import available_bytes
 from gdsdata.storage.paths import absolute
@@ -102,7 +102,8 @@ class MemoryFolder:
         ValueError: ``base`` is a URL.
     """
 
-    def __init__(self, base: str, checkpoints: str) -> None:
+    def __init__(self, base: str | os.PathLike[str], checkpoints: str) -> None:
+        base = folder_name("memory_folder", base)
         digest = hashlib.blake2b(os.fsencode(os.path.realpath(checkpoints)), digest_size=8).hexdigest()
         self.path = os.path.join(absolute(local_folder("memory_folder", base)), f"gdsdata-{os.geteuid()}-{digest}")
         self._locks: dict[str, _Descriptor] = {}  # by the name of the generation

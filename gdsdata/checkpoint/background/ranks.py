@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import torch.distributed
 
+from gdsdata.checkpoint.background.arguments import seconds
 from gdsdata.collective.gloo import NotBegun, break_off, gloo_group, words_of
 from gdsdata.collective.shared_errors import contents_of_all, packed, unpacked
 from gdsdata.errors import RankLost, SaveAborted
@@ -45,7 +46,7 @@ class Ranks:
         distributed = torch.distributed
         together = distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
         self._of_program = (group or distributed.group.WORLD) if together else None
-        self.timeout_s = timeout_s
+        self.timeout_s = seconds("timeout_s", timeout_s)
         self.rank = distributed.get_rank(group) if together else 0
         self.count = distributed.get_world_size(group) if together else 1
         self.members: list[int] = distributed.get_process_group_ranks(group) if together else [0]

@@ -34,7 +34,7 @@ from gdsdata.checkpoint.open_file import OpenFile, missing
 from gdsdata.checkpoint.stored import Record, Stored
 from gdsdata.checkpoint.tensor_reader import TensorReader
 from gdsdata.checkpoint.tree import first_device
-from gdsdata.checkpoint.urls import is_url, last_part
+from gdsdata.checkpoint.urls import folder_name, is_url, last_part
 from gdsdata.errors import CorruptData, GdsdataError, RankLost
 from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions, options_of
@@ -114,6 +114,7 @@ class GDSStorageReader(FileSystemReader):
     def __init__(
         self, path: str | os.PathLike[str], *, verify: bool = False, options: EngineOptions | None = None
     ) -> None:
+        path = folder_name("path", path, ", or a URL")
         super().__init__(path)
         self.fs, self.path = place_of(path)
         self.verify = verify

@@ -33,7 +33,7 @@ from gdsdata.checkpoint.gc_pause import collector_paused
 from gdsdata.checkpoint.synced_folders import sync_folder
 from gdsdata.checkpoint.tensor_kinds import has_own_memory
 from gdsdata.checkpoint.torch_zip.tensor_archives import TensorArchive, archive_of, write_archives
-from gdsdata.checkpoint.urls import is_url, last_part
+from gdsdata.checkpoint.urls import folder_name, is_url, last_part
 from gdsdata.checkpoint.writers import writer_of
 from gdsdata.io.options import EngineOptions, options_of
 from gdsdata.progress_bars import Bar, bar
@@ -89,6 +89,7 @@ class GDSStorageWriter(FileSystemWriter):
         cache_staged_state_dict: bool = False,
         options: EngineOptions | None = None,
     ) -> None:
+        path = folder_name("path", path, ", or a URL")
         super().__init__(path, overwrite=overwrite, cache_staged_state_dict=cache_staged_state_dict)
         self.fs, self.path = place_of(path)
         self.options = options_of(options)
