@@ -421,6 +421,17 @@ def test_a_spawned_worker_reads_the_share_of_the_process_that_began_it(folder, b
     assert_same_batches(arrays(loader), arrays(share_of(read, folder, 1, 2)))
 
 
+@MAKERS
+def test_states_are_equal_on_all_ranks_if_the_data_sets_are_alike(folder, make):
+    """A page compares them, because other ranks would wait for a batch that does not come."""
+    first, second = (share_of(make, folder, rank, 2).state_dict() for rank in range(2))
+    assert first == second
+    for different in (dict(batch_size=4), dict(drop_last=True), dict(split=(0, 0.5)), dict(shuffle=False)):
+        assert make(folder, rank=1, world_size=2, **different).state_dict() != first
+    write_records(folder / "0.bin", 104, 64)
+    assert share_of(make, folder, 1, 2).state_dict() != first
+
+
 def test_a_process_that_gets_an_epochs_ranks_asks_for_its_own():
     fixed = EpochRanks()
     assert fixed.fix(0, None) == Share(0, 1) == fixed.of(0)
