@@ -1,6 +1,7 @@
 """Images whose headers say more pixels than a loader should make of few bytes."""
 
 import io
+import re
 import struct
 import zlib
 
@@ -64,3 +65,13 @@ def test_a_jpeg_with_more_pixels_than_allowed_is_not_sent_to_a_gpu():
 )
 def test_the_pixels_that_a_header_says_are_counted(content, pixels):
     assert images.pixels_of(sample(content)) == pixels
+
+
+@pytest.mark.parametrize(
+    ("most_pixels", "error"),
+    [("x", TypeError), (None, TypeError), (2.5, TypeError), (True, TypeError), (0, ValueError)],
+)
+def test_a_bound_on_pixels_that_is_none_is_refused_before_an_image_comes(most_pixels, error):
+    said = re.escape(f"Image(most_pixels={most_pixels!r}): it is a whole number of pixels, 1 or more")
+    with pytest.raises(error, match=f"^{said}$"):
+        Image(most_pixels=most_pixels)

@@ -169,6 +169,11 @@ class Image:
     def __post_init__(self) -> None:
         if self.mode not in ("RGB", "GRAY"):
             raise ValueError(f'Image(mode={self.mode!r}): it is "RGB" or "GRAY"')
+        refused = f"Image(most_pixels={self.most_pixels!r}): it is a whole number of pixels, 1 or more"
+        if isinstance(self.most_pixels, bool) or not hasattr(self.most_pixels, "__index__"):
+            raise TypeError(refused)
+        if index_of(self.most_pixels) < 1:
+            raise ValueError(refused)
         if self.resize is None:
             return
         refused = f"Image(resize={self.resize!r}): it is (height, width) in pixels, as in (224, 224)"
