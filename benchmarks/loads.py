@@ -42,7 +42,8 @@ class Checkpoint(NamedTuple):
     """A state in a folder. Tensor i has the values of the first one, rolled by i.
 
     Attributes:
-        tensors: how many. values: of each, bfloat16. device: to which it is loaded, as torch names it.
+        tensors: how many. values: of each, bfloat16.
+        device: to which it is loaded, as torch names it.
     """
 
     folder: Path
