@@ -2,7 +2,7 @@
 `report` and notes.md.
 """
 
-import importlib
+import pkgutil
 
 from gdsdata.bench.cases.all.settings import AllSettings
 from gdsdata.bench.cases.checkpoint.settings import CheckpointSettings
@@ -28,10 +28,10 @@ SETTINGS: dict[str, type[CaseSettings]] = {**AllSettings.SINGLE, "all": AllSetti
 
 
 def case_class(name):
-    return getattr(importlib.import_module(f"{__name__}.{name}.case"), name.capitalize())
+    return pkgutil.resolve_name(f"{__name__}.{name}.case:{name.capitalize()}")
 
 
 def layout_of(results):
     """The layout of a case's tables, notes and picture, for these results."""
     name = results["case"]
-    return getattr(importlib.import_module(f"{__name__}.{name}.report"), f"{name.capitalize()}Layout")(results)
+    return pkgutil.resolve_name(f"{__name__}.{name}.report:{name.capitalize()}Layout")(results)

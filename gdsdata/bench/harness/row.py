@@ -17,7 +17,7 @@ import contextlib
 import ctypes
 import faulthandler
 import gc
-import importlib
+import pkgutil
 import sys
 import time
 import traceback
@@ -103,8 +103,7 @@ class Row:
 def answer_to(row, do, command):
     """Return (the row from now on, the answer)."""
     if do == "load":
-        module, _, name = command.pop("row").partition(":")
-        row = getattr(importlib.import_module(module), name)(**command)
+        row = pkgutil.resolve_name(command.pop("row"))(**command)
         return row, row.describe()
     if do in ("device", "pinned_copy"):
         return row, getattr(device, {"device": "describe"}.get(do, do))(**command)

@@ -9,6 +9,7 @@ import collections
 import functools
 import importlib
 import importlib.util
+import pkgutil
 import re
 
 from gdsdata.bench.measure import device
@@ -54,8 +55,7 @@ def find(case, key, kind=None):
         ValueError: there is none; the message names those that there are.
     """
     if ":" in key:
-        module, _, attribute = key.partition(":")
-        return getattr(importlib.import_module(module), attribute)
+        return pkgutil.resolve_name(key)
     known = {peer.key: peer for peer in registered(case) if kind is None or not peer.kinds or kind in peer.kinds}
     shown = {peer.key: peer for name in ("cpu", "cuda") for peer in rows(case, kind, None, name)}
     if key in known or key in shown:

@@ -11,9 +11,9 @@ import time
 BEGAN = time.monotonic()  # CLOCK_MONOTONIC, as of the process that started this one
 
 import contextlib  # noqa: E402
-import importlib  # noqa: E402
 import json  # noqa: E402
 import os  # noqa: E402
+import pkgutil  # noqa: E402
 import sys  # noqa: E402
 import traceback  # noqa: E402
 import zlib  # noqa: E402
@@ -261,8 +261,7 @@ def programs(workers):
 def find(key, workers):
     """Return the program of a row's key, or one of package.module:Class."""
     if ":" in key:
-        module, _, name = key.partition(":")
-        return getattr(importlib.import_module(module), name)()
+        return pkgutil.resolve_name(key)()
     known = {one.key: one for one in programs(workers)}
     if key not in known:
         raise ValueError(
