@@ -6,7 +6,6 @@ zeros to it: denormal bfloat16 would become zeros, and NaNs would lose their bit
 
 import functools
 import os
-import socket
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ import torch.distributed
 
 from gdsdata.bench.data import checkpoints
 from gdsdata.bench.data.made import keep
+from gdsdata.bench.harness.server import free_ports
 from gdsdata.bench.peers.replicas import ReplicaPeer
 
 WORD_BYTES = 4
@@ -35,13 +35,9 @@ def sharding_of_replicas():
 
 def port_of_rank0():
     """Return a port that was free when rank 0 looked."""
-    port = [0]
-    if torch.distributed.get_rank() == 0:
-        with socket.socket() as found:
-            found.bind(("127.0.0.1", 0))
-            port = [found.getsockname()[1]]
-    torch.distributed.broadcast_object_list(port, 0)
-    return port[0]
+    ports = free_ports(1)
+    torch.distributed.broadcast_object_list(ports, 0)
+    return ports[0]
 
 
 def write_folder(target, checkpoint):

@@ -311,6 +311,10 @@ class DcpCheckpointPeer(CheckpointPeer):
     writing: Callable[[str], dict[str, Any]]
     reading: Callable[[str], dict[str, Any]]
 
+    def __init__(self, device_name, engine=None):
+        super().__init__(device_name, engine)
+        torch_dcp()
+
     def save(self, state, path):
         torch_dcp().save({"model": state}, **self.writing(path), no_dist=True)
 

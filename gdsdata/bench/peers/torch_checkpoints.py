@@ -121,10 +121,6 @@ class TorchDcp(DcpCheckpointPeer, serves="checkpoint"):
     )
     is_stock = True
 
-    def __init__(self, device_name, engine=None):
-        super().__init__(device_name, engine)
-        torch_dcp()
-
     def writing(self, path):
         return {"storage_writer": dcp_writer(path)}
 

@@ -5,7 +5,7 @@ import weakref
 from typing import Any
 
 import gdsdata
-from gdsdata.bench.peers.protocols import AsyncPeer, CheckpointPeer, DcpCheckpointPeer, Peer, counted, torch_dcp
+from gdsdata.bench.peers.protocols import AsyncPeer, CheckpointPeer, DcpCheckpointPeer, Peer, counted
 from gdsdata.io import engine
 
 STAGING_SPARE_BYTES = 64 * 2**20  # for what lies between tensors
@@ -63,10 +63,6 @@ class Dcp(Counted, DcpCheckpointPeer, serves="checkpoint"):
         "GDSStorageReader and GDSLoadPlanner"
     )
     durable = True
-
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
-        torch_dcp()
 
     def writing(self, path):
         writer = gdsdata.GDSStorageWriter(path, options=self.options)
