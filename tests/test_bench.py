@@ -967,7 +967,9 @@ def test_device_names_and_their_lack(monkeypatch):
     device.check("cuda:1")
     with pytest.raises(ValueError, match=r"device\.name=cuda:2: there are 2 CUDA device\(s\), the last is cuda:1"):
         device.check("cuda:2")
-    assert not device.valid_name("cuda:") and not device.valid_name("mps") and device.valid_name("cuda:12")
+    for name in ("cuda:", "mps"):
+        with pytest.raises(ValueError, match=rf"device\.name={name}: use cpu, cuda or cuda:N \(N is a number\)"):
+            device.check(name)
 
 
 def test_workers_to_a_gpu_follow_the_cores(monkeypatch):
@@ -1074,11 +1076,11 @@ def test_memory_of_children_counts_and_shared_pages_count_once():
 
 def test_limits_are_plausible(tmp_path):
     on_disk(tmp_path)
-    assert 0.3 < limits.take_turn(None, "warm", 0.1)["memory_copy"]["gb_per_s"] < 2000
+    assert 0.3 < limits.memory_copy(0.1)["gb_per_s"] < 2000
     tokens = made.make("tokens", tmp_path, 8 * MIB, [])
     source = sources.describe_tokens([str(tokens)], "uint16", 1024, None, "test")
     system.warm(source.files)
-    found = limits.over_turns([limits.take_turn(source, "cold", 0.1) for _ in range(2)])
+    found = limits.over_turns([limits.cold_reads(source, 0.1) for _ in range(2)])
     if "unavailable" in found["direct_sequential"]:
         pytest.skip(found["direct_sequential"]["unavailable"])
     assert found["direct_sequential"]["request_bytes"] == MIB

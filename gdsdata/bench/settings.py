@@ -77,8 +77,6 @@ def check(settings):
     one_of("case.name", case.name, list(CASES))
     if not isinstance(case, CASES[case.name]):
         raise ValueError(f"case.name={case.name}: choose a case by its group, case={case.name}")
-    if not device.valid_name(settings.device.name):
-        raise ValueError(f"device.name={settings.device.name}: use cpu, cuda or cuda:N (N is a number)")
     for item in dataclasses.fields(data):
         check_field(f"data.{item.name}", getattr(data, item.name), item.metadata)
     if not data.shape or any(side < 1 for side in data.shape):

@@ -320,7 +320,7 @@ class Case:
         # The engine's own depth too: else a limit could be beaten only because its depth was lower.
         depths = {32, 64, *(min(row.checked.get("engine_depth", 64), MOST_DEPTH) for row in table.rows)}
         source = getattr(table.source, "source", table.source)
-        return limits.take_turn(source, table.cache, seconds, sorted(depths))
+        return limits.cold_reads(source, seconds, sorted(depths))
 
     def time_table(self, table):
         """Fill the rows' runs; return the limits that were measured between them."""

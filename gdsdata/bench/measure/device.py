@@ -14,6 +14,8 @@ PINNED_COPY_BYTES = 256 * 2**20
 
 def check(name):
     """Raise ValueError if torch cannot use the device of this name."""
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise ValueError(f"device.name={name}: use cpu, cuda or cuda:N (N is a number)")
     if name == "cpu":
         return
     if torch.version.cuda is None:
@@ -35,10 +37,6 @@ def lack_of_ranks(name, count):
     if torch.cuda.device_count() < count:
         return f"case.ranks={count}: each rank needs a GPU of its own, and torch sees {torch.cuda.device_count()}"
     return ""
-
-
-def valid_name(name):
-    return re.fullmatch(r"cpu|cuda(:\d+)?", name) is not None
 
 
 def is_cuda(name):

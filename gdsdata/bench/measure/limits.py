@@ -269,16 +269,14 @@ def sequential_reads(files, seconds=math.inf):
     return {"direct_sequential": found}
 
 
-def take_turn(source, cache, seconds, depths=(32, 64)):
-    """Measure a table's limits once; `depths` are those of the random reads.
+def cold_reads(source, seconds, depths=(32, 64)):
+    """Measure the limits of a cold table once; `depths` are those of the random reads.
 
     Returns:
         {name: {"gb_per_s", ...} or {"unavailable": why}}
 
     They take turns with the rows: a virtual machine's disk changes its speed from minute to minute.
     """
-    if cache == "warm":
-        return {"memory_copy": memory_copy(seconds)}
     files = source.files[:FILES]
     found = sequential_reads(files, seconds)
     if source.kind == "tokens" and (alignment := direct_alignment(files[0])) is not None:
