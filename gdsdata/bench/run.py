@@ -10,15 +10,13 @@ from gdsdata.bench.report.page import page
 from gdsdata.bench.report.progress import Progress, show
 
 
+@one_interrupt()
+@ended_in_order()
 def main(settings, folder):
     """Run the case, write its report into `folder`, and return the exit status."""
-    with one_interrupt(), ended_in_order():
-        return run_and_report(settings, Path(folder))
-
-
-def run_and_report(settings, folder):
     from rich.console import Console
 
+    folder = Path(folder)
     with Progress() as progress:
         results = cases.case_class(settings.case.name)(settings, folder, progress).measure()
     written = write(results, folder)

@@ -10,17 +10,12 @@ class Column(NamedTuple):
     on_terminal: bool = True  # It has less room than report.md.
 
 
+whole, hundredths = "{:,.0f}".format, "{:.2f}".format
+
+
 def three_digits(value):
     """Three significant digits; whole numbers from 100 on."""
     return f"{value:.3g}" if value < 100 else f"{value:,.0f}"
-
-
-def whole(value):
-    return f"{value:,.0f}"
-
-
-def hundredths(value):
-    return f"{value:.2f}"
 
 
 def figure(heading, field, form=three_digits, scale=1.0, on_terminal=True):

@@ -21,16 +21,10 @@ class CheckpointRow(Row):
 
     tensors: Any = None
     firsts: dict[str, float]  # figures of the first save or load
-
     staging_bytes = 0
 
-    @property
-    def kind(self):
-        return self.source.kind
-
-    @property
-    def state(self):
-        return self.source.state
+    def set_up(self):
+        self.kind, self.state = self.source.kind, self.source.state
 
     @property
     def path(self):

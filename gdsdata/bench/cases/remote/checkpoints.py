@@ -11,6 +11,7 @@ class StoredCheckpointRow(CheckpointRow):
     """Paths are URLs. Clients find the store by the environment."""
 
     def set_up(self):
+        super().set_up()
         self.access, self.folder = self.source.objects.access, self.source.folder / self.key
         os.environ.update(self.access.environment())
 
