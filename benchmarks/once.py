@@ -21,7 +21,6 @@ that it is in.
 
 import argparse
 import json
-import multiprocessing
 import os
 import random
 import subprocess
@@ -31,9 +30,10 @@ from pathlib import Path
 
 import once_rows
 import torch
-import torch.distributed as dist
 from frameworks import cell, table
 
+from gdsdata.bench.cases.replicas.ranks import Ranks
+from gdsdata.bench.cases.replicas.settings import ReplicasSettings
 from gdsdata.bench.measure import limits, system
 
 GB, GIB = 1e9, 1 << 30
@@ -41,6 +41,7 @@ FILES = (1, 1024)
 RECORDS_BYTES = 4 * GIB
 OURS = ("gdsdata", "gdsdata_alone")
 LIMIT_S = 2.0
+PATIENCE_S = 280  # with a turn, or with making a row of its own
 COLUMNS = ("row", "GB/s a rank", "GB/s in sum", "storage x", "CPU s/GB", "GPU peak GB", "host peak MB", "path")
 
 
@@ -82,64 +83,36 @@ def print_bench(results, work, ranks):
         print(f"limit {name}: {limit.get('gb_per_s', float('nan')):.1f} GB/s")
 
 
-class Ranks:
-    """Processes of this script's own, that are the ranks of one group."""
-
-    def __init__(self, chosen):
-        self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        os.environ.setdefault("LOCAL_WORLD_SIZE", str(chosen.ranks))  # as a launcher says it
-        spawn = multiprocessing.get_context("spawn")
-        self.pipes, self.processes = [], []
-        for rank in range(chosen.ranks):
-            here, there = spawn.Pipe()
-            device = f"cuda:{rank}" if chosen.device == "cuda" else chosen.device
-            arguments = (rank, chosen.ranks, self.store.port, device, there)
-            self.processes.append(spawn.Process(target=once_rows.serve, args=arguments, daemon=True))
-            self.pipes.append(here)
-            self.processes[-1].start()
-            there.close()
-
-    def ask(self, do, arguments):
-        for pipe in self.pipes:
-            pipe.send((do, arguments))
-        return [pipe.recv() for pipe in self.pipes]  # EOFError: the rank's own error is above
-
-    def close(self):
-        for pipe in self.pipes:
-            pipe.close()
-        for process in self.processes:
-            process.join(30)
-
-
 def by_ranks(chosen, kind, size_bytes, cache, **more):
-    """Take turns of the rows of a class of once_rows, and return {row: turns, a list of ranks}."""
-    ranks = Ranks(chosen)
+    """Take turns of the rows of a class of once_rows, and return {row: turns}."""
+    settings = ReplicasSettings(ranks=chosen.ranks, patience_s=PATIENCE_S)
+    ranks = Ranks(sys.stderr.buffer, settings, chosen.device)
     try:
-        rows, files = ranks.ask("make", (kind, str(chosen.folder), size_bytes, more))[0]
+        ranks.ask("load", row=f"once_rows:{kind.capitalize()}", key=kind, source=None, settings=settings, engine={})
+        rows, files = ranks.ask("make", folder=str(chosen.folder), size_bytes=size_bytes, **more)
         turns = {row: [] for row in rows}
         for _ in range(chosen.rounds):
             for row in random.sample(rows, len(rows)):
                 (system.drop if cache == "cold" else system.warm)(files)
-                turns[row].append(ranks.ask("take", row))
+                turns[row].append(ranks.run(row=row))
     finally:
-        ranks.close()
-    return {"files_bytes": sum(Path(path).stat().st_size for path in files), "turns": turns}
+        ranks.end()
+    return {"files_bytes": sum(map(os.path.getsize, files)), "turns": turns}
 
 
-def print_ranks(results):
+def print_ranks(results, ranks):
     """Print the table of results of `by_ranks`."""
     found = []
     for row, turns in results["turns"].items():
-        seconds = [max(one["ended"] for one in turn) - min(one["began"] for one in turn) for turn in turns]
-        got = [sum(one["bytes"] for one in turn) / GB for turn in turns]
+        rates = [turn["bytes"] / turn["seconds"] / GB for turn in turns]
         found.append((
             row,
             [
-                cell([one / taken / len(turns[0]) for one, taken in zip(got, seconds, strict=True)], 1),
-                cell([one / taken for one, taken in zip(got, seconds, strict=True)], 1),
-                cell([sum(one["storage_bytes"] for one in turn) / results["files_bytes"] for turn in turns]),
-                cell([sum(one["cpu_s"] for one in turn) / gb for turn, gb in zip(turns, got, strict=True)], 3),
-                cell([max(one["device_peak_bytes"] for turn in turns for one in turn) / GB], 1),
+                cell(rates, 1),
+                cell([rate * ranks for rate in rates], 1),
+                cell([turn["storage_bytes"] / results["files_bytes"] for turn in turns]),
+                cell([turn["cpu_seconds"] / (turn["bytes"] * ranks / GB) for turn in turns], 3),
+                cell([max(turn["device_peak_bytes"] for turn in turns) / GB], 1),
             ],
         ))  # fmt: skip
     table(COLUMNS[:6], found)
@@ -162,6 +135,8 @@ def main():
     if chosen.ranks < 2 or chosen.ranks % 2:
         parser.error("--ranks must be an even number, 2 or more")
     chosen.folder.mkdir(parents=True, exist_ok=True)
+    ours = str(Path(once_rows.__file__).parent)  # for the ranks
+    os.environ["PYTHONPATH"] = os.pathsep.join([ours, *filter(None, [os.environ.get("PYTHONPATH")])])
     cores = len(os.sched_getaffinity(0))
     name = torch.cuda.get_device_name(0) if chosen.device == "cuda" else "the CPU"
     memory = limits.memory_copy(LIMIT_S, most_threads=cores)["gb_per_s"]
@@ -179,7 +154,7 @@ def main():
                 title = f"records of 4 KiB, shuffled, in {files} file(s), warm"
                 print(f"\n## {title}", flush=True)
                 keep(title, by_ranks(chosen, section, chosen.records_bytes, "warm", files=files))
-                print_ranks(everything[title])
+                print_ranks(everything[title], chosen.ranks)
             continue
         for size_bytes in [int(one * GIB) for one in chosen.size_gib]:
             for cache in chosen.cache:
@@ -187,7 +162,7 @@ def main():
                 print(f"\n## {title}", flush=True)
                 if section == "hsdp":
                     keep(title, by_ranks(chosen, section, size_bytes, cache))
-                    print_ranks(everything[title])
+                    print_ranks(everything[title], chosen.ranks)
                     continue
                 work = {"load": "safetensors", "batches": "volumes"}.get(section, section)
                 rows = chosen.rows if section == "load" else OURS

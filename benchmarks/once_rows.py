@@ -1,12 +1,10 @@
 """The rows of benchmarks/once.py that its own ranks take: HSDP restores, and shuffled records.
 
-Each class is made in every rank, in the same order. `rows` names its rows, and `take` takes a turn
-of one: it yields the work that is timed, and then the bytes that this rank got, which it has
-compared with what was written.
+`rows` names the rows of a class. `take` takes a turn of one: it yields the work that is timed, and
+then how many bytes this rank got. These are compared with what was written.
 """
 
 import os
-import time
 import warnings
 from pathlib import Path
 
@@ -18,9 +16,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import gdsdata
+from gdsdata import formats
+from gdsdata.bench.cases.replicas.rank import Rank
 from gdsdata.bench.measure import device as devices
 from gdsdata.bench.measure import system
-from gdsdata.formats import Records
+from gdsdata.bench.peers.protocols import Peer
 
 WIDTH = 4096  # elements of bfloat16 in a row of the model's tensors
 TENSOR_BYTES = 64 << 20
@@ -29,20 +29,44 @@ BATCH = 2048
 REPLICAS = 2
 
 
-class Hsdp:
-    """A model in two replicas, each of them sharded over half of the ranks, restored by DCP.
+class OnceRank(Rank):
+    """One rank, which all rows of a class share. A class has `rows`, `files`, `make` and `take`."""
 
-    Args:
-        folder: where the checkpoint is kept. size_bytes: of the model. device: of this rank.
-    """
+    def set_up(self):
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // self.settings.ranks))
+
+    def find(self):
+        return Peer  # None of its own: the bytes are moved here.
+
+    def describe(self):
+        return {}
+
+    def made(self):
+        """Return what `make` does."""
+        return self.rows, [str(path) for path in self.files]
+
+    def run(self, row):
+        self.peer = self.peer_class()
+        turn = self.take(row)
+        work = next(turn)
+        devices.synchronize(self.device)
+        self.start_cpu_clock()
+        found = self.timed(work)
+        self.cpu_used = system.cpu_seconds() - self.cpu_before
+        return found | {"bytes": next(turn)}
+
+
+class Hsdp(OnceRank):
+    """A model in two replicas, each of them sharded over half of the ranks, restored by DCP."""
 
     rows = ("gdsdata, read once", "gdsdata, by itself", "torch DCP")
 
-    def __init__(self, folder, size_bytes, device):
-        self.folder, self.device = Path(folder) / f"hsdp-{size_bytes}", device
+    def make(self, folder, size_bytes):
+        """Make a checkpoint of so many bytes, which the folder keeps."""
+        self.folder = Path(folder) / f"hsdp-{size_bytes}"
         ranks = dist.get_world_size()
         self.mesh = init_device_mesh(
-            torch.device(device).type, (REPLICAS, ranks // REPLICAS), mesh_dim_names=("replicate", "shard")
+            torch.device(self.device).type, (REPLICAS, ranks // REPLICAS), mesh_dim_names=("replicate", "shard")
         )
         self.count = max(1, size_bytes // TENSOR_BYTES)
         self.height = size_bytes // self.count // (2 * WIDTH) // ranks * ranks
@@ -51,6 +75,7 @@ class Hsdp:
                 warnings.simplefilter("ignore")  # torch's own, of copies that it leaves out
                 dcp.save(self._state(self._written), storage_writer=gdsdata.GDSStorageWriter(self.folder))
         self.files = sorted(self.folder.glob("*.distcp"))
+        return self.made()
 
     def take(self, row):
         state = self._state(lambda at: torch.zeros(self._local_shape(), dtype=torch.bfloat16, device=self.device))
@@ -87,18 +112,14 @@ class Hsdp:
         return ((place * 31 + torch.arange(columns, device=self.device) + at * 7) % 251).to(torch.bfloat16)
 
 
-class SharedRecords:
-    """Shuffled records of 4 KiB to a data set of each rank at once; each takes all of them.
-
-    Args:
-        folder: where the files are kept. size_bytes: of all records. device: of this rank.
-        files: so many have equal parts of the records.
-    """
+class Records(OnceRank):
+    """Shuffled records of 4 KiB to a data set of each rank at once; each takes all of them."""
 
     rows = ("gdsdata", "index_select by hand")
 
-    def __init__(self, folder, size_bytes, device, files):
-        self.device, self.turn = device, 0
+    def make(self, folder, size_bytes, files):
+        """Make records of so many bytes in all, in files of equal parts that the folder keeps."""
+        self.turn, device = 0, self.device
         self.count = size_bytes // (8 * RECORD) // files * files
         made = Path(folder) / f"records-{size_bytes}-{files}"
         self.files = [made / f"{at:05}.bin" for at in range(files)]
@@ -112,7 +133,13 @@ class SharedRecords:
         sharding = gdsdata.Sharding(rank=0, world_size=1)
         seed = dist.get_rank()
         self.dataset = gdsdata.GDSDataset(
-            self.files, BATCH, Records("int64", (RECORD,)), device=device, shuffle=True, seed=seed, sharding=sharding
+            self.files,
+            BATCH,
+            formats.Records("int64", (RECORD,)),
+            device=device,
+            shuffle=True,
+            seed=seed,
+            sharding=sharding,
         )
         elements = self.count // files * RECORD
         self.windows = [
@@ -123,6 +150,7 @@ class SharedRecords:
         for row in self.rows:  # the first epoch of each is compared as a whole
             for batch in self._batches(row):
                 assert torch.equal(batch, batch[:, :1] + torch.arange(RECORD, device=device)), "not a record"
+        return self.made()
 
     def take(self, row):
         found = []
@@ -153,50 +181,3 @@ class SharedRecords:
                 for place, one in enumerate(ids.tolist()):
                     there[place] = self.windows[one // each][one % each]
             yield self.slots.send(batch) if self.slots else batch
-
-
-KINDS = {"hsdp": Hsdp, "records": SharedRecords}
-
-
-def serve(rank, ranks, port, device, pipe):
-    """Be a rank: make and take what `pipe` asks for, until it closes."""
-    torch.set_num_threads(max(1, (len(os.sched_getaffinity(0)) // ranks)))
-    if devices.is_cuda(device):
-        torch.cuda.set_device(device)
-    store = dist.TCPStore("127.0.0.1", port, is_master=False)
-    backend = "cpu:gloo,cuda:nccl" if devices.is_cuda(device) else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
-    while True:
-        try:
-            do, arguments = pipe.recv()
-        except EOFError:
-            break
-        if do == "make":
-            kind, folder, size_bytes, more = arguments
-            made = KINDS[kind](folder, size_bytes, device, **more)
-            pipe.send((made.rows, [str(path) for path in made.files] if rank == 0 else []))
-        else:
-            pipe.send(_timed(made, arguments, device))
-    dist.destroy_process_group()
-
-
-def _timed(made, row, device):
-    """Take a turn from a barrier on. Returns times of the host's clock, and counts."""
-    turn = made.take(row)
-    work = next(turn)
-    devices.synchronize(device)
-    devices.forget_peak(device)
-    before, stored = system.cpu_seconds(), system.storage_bytes()
-    dist.barrier()
-    began = time.monotonic()
-    work()
-    devices.synchronize(device)
-    ended = time.monotonic()
-    found = {
-        "began": began,
-        "ended": ended,
-        "cpu_s": system.cpu_seconds() - before,
-        "storage_bytes": system.storage_bytes() - stored,
-        "device_peak_bytes": devices.peak_bytes(device),
-    }
-    return found | {"bytes": next(turn)}
