@@ -4,7 +4,6 @@ A checkpoint is read back by torch and safetensors alone, and compared with the 
 saved. So is the state of the Trainer that loads it.
 """
 
-import os
 import shutil
 import statistics
 import threading
@@ -20,6 +19,7 @@ from framework_trainers import hf_arguments, hf_trainer, imported, lightning_tra
 from torch.utils.data import DataLoader
 
 import gdsdata
+from gdsdata.bench.data.checkpoints import Saved
 from gdsdata.bench.measure import device as devices
 from gdsdata.bench.measure import limits, system
 
@@ -96,21 +96,6 @@ def timed(owner, name, device, seconds, then=lambda: None):
     setattr(owner, name, instead)
 
 
-def files_of(path):
-    return [path] if path.is_file() else sorted(one for one in path.rglob("*") if one.is_file())
-
-
-def size_of(path):
-    return sum(one.stat().st_size for one in files_of(path))
-
-
-def sync(path):
-    for one in [*files_of(path), path.parent, *([path] if path.is_dir() else [])]:
-        descriptor = os.open(one, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.close(descriptor)
-
-
 def moments_of(state):
     """Return the tensors of an optimizer's state by name."""
     return {f"optimizer.{place}.{name}": one for place, of in state.items() for name, one in of.items()}
@@ -157,7 +142,7 @@ def hf_saves(by_gdsdata, work):
         while not (path / "trainer_state.json").exists():
             time.sleep(WATCHED_S)
         complete = time.perf_counter() - began
-        sync(path)
+        Saved(path).sync()
         written.append((complete, time.perf_counter() - began))
         for old in set(folder.iterdir()) - {path}:
             shutil.rmtree(old)
@@ -184,15 +169,15 @@ def hf_saves(by_gdsdata, work):
     watch.watching.join()
     path, expected = folder / f"checkpoint-{steps}", state_of(trainer.model, trainer.optimizer)
     compare(hf_stored(path), expected)
-    size = size_of(path)
+    saved = Saved(path)
 
-    system.warm(files_of(path))
+    system.warm(saved.files)
     again = trainer_for(steps + 1, transformers.TrainerCallback(), save_strategy="no")
     timed(again, "_load_from_checkpoint", work.device, loads)
     check = lambda: compare(state_of(again.model, again.optimizer), expected)  # noqa: E731
     timed(again, "_load_optimizer_and_scheduler", work.device, loads, check)
     again.train(resume_from_checkpoint=str(path))
-    return {"bytes": size, "stalls": stalls, "written": written, "load_s": sum(loads)}
+    return {"bytes": saved.file_bytes, "stalls": stalls, "written": written, "load_s": sum(loads)}
 
 
 def hf_stored(path):
@@ -263,7 +248,7 @@ def lightning_saves(by_gdsdata, is_async, work):
             while count() < number:
                 time.sleep(WATCHED_S)
             elapsed = time.perf_counter() - began
-            sync(path)
+            Saved(path).sync()
             written.append((elapsed, time.perf_counter() - began))
 
         def on_train_batch_end(self, trainer, module, *_):
@@ -302,7 +287,7 @@ def lightning_saves(by_gdsdata, is_async, work):
     path = folder / f"{work.saves}.ckpt"
     stored = torch.load(path, map_location="cpu", weights_only=False)
     compare(stored["state_dict"] | moments_of(stored["optimizer_states"][0]["state"]), expected)
-    size = size_of(path)
+    size = path.stat().st_size
 
     class Resumed(lightning.Callback):
         def on_train_start(self, trainer, module):

@@ -21,6 +21,7 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 
 import gdsdata
+from gdsdata.bench.peers.protocols import fill
 
 ELEMENTS = 256  # float32
 for said in ("torch.distributed is disabled", "Detected an existing checkpoint"):
@@ -31,11 +32,6 @@ def state_of(tensors):
     """Return tensors with different values, by the names of a mixture of experts."""
     values = torch.arange(tensors * ELEMENTS, dtype=torch.float32).view(tensors, ELEMENTS)
     return {f"layers.{i // 64}.experts.{i % 64}.weight": one.clone() for i, one in enumerate(values)}
-
-
-def copied(loaded, target):
-    for name, tensor in target.items():
-        tensor.copy_(loaded[name])
 
 
 def rows_of(state, target, folder):
@@ -62,11 +58,11 @@ def rows_of(state, target, folder):
     loads = {
         "load, .pt": (
             lambda: gdsdata.load(by_us / "state.pt", into=target),
-            lambda: copied(torch.load(by_others / "state.pt", weights_only=True), target),
+            lambda: fill(target, torch.load(by_others / "state.pt", weights_only=True)),
         ),
         "load, .safetensors": (
             lambda: gdsdata.load(by_us / "state.safetensors", into=target),
-            lambda: copied(load_file(by_others / "state.safetensors"), target),
+            lambda: fill(target, load_file(by_others / "state.safetensors")),
         ),
         "load, DCP": (
             lambda: dcp.load(

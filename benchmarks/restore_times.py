@@ -28,7 +28,6 @@ between two ranks, transfers of all ranks at once, and an agreement.
 
 import argparse
 import math
-import os
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -38,6 +37,7 @@ import torch
 import torch.distributed as dist
 
 import gdsdata
+from gdsdata.bench.measure import system
 from gdsdata.collective import plan
 from gdsdata.collective.agreement import Agreement, Kind
 
@@ -217,16 +217,10 @@ def timed(call) -> float:
     return time.perf_counter() - began
 
 
-def evict(path: Path) -> None:
-    """Evict a file's pages, which are on storage, so that a load reads that."""
-    with open(path, "rb") as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
 def measured_rates(path: Path, total_bytes: int) -> Rates:
     """Measure a cold read by rank 0 alone, a transfer to rank 1, and an agreement of all."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    evict(path)
+    system.drop([path])
     disk_s = timed(lambda: gdsdata.load(path) if rank == 0 else None)
     moved = torch.zeros(TENSOR_BYTES, dtype=torch.uint8)
 
@@ -294,7 +288,7 @@ def check(folder: Path, total_bytes: int) -> None:
             rates = rates._replace(passed=passed_in_sum(group, count))
             dist.barrier()
             if rank == 0:
-                evict(path)
+                system.drop([path])
             dist.barrier()
             seconds = timed(lambda group=group, count=count: gdsdata.load(path, group=group) if rank < count else None)
             if rank == 0:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 import gdsdata
+from gdsdata.bench.measure import system
 
 SAMPLE_BYTES = [2048, 8192, 32768, 131072]
 BATCH_BYTES = 2**20
@@ -32,18 +33,12 @@ def made(path, gib):
             os.fsync(file.fileno())
 
 
-def drop(path):
-    descriptor = os.open(path, os.O_RDONLY)
-    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    os.close(descriptor)
-
-
 def epoch(path, sample_bytes, shuffle):
     """Return GB/s of a cold epoch, or of its first seconds, and the shares of the routes."""
     batch_size, elements = max(64, BATCH_BYTES // sample_bytes), sample_bytes // 8
     records = gdsdata.formats.Records("int64", (elements,))
     dataset = gdsdata.GDSDataset(path, batch_size, records, device="cpu", shuffle=shuffle)
-    drop(path)
+    system.drop([path])
     count, started_s = torch.arange(elements), time.perf_counter()
     for batch in dataset:
         if not (batch[:, 0] % elements == 0).all() or not torch.equal(batch, batch[:, :1] + count):
