@@ -1,6 +1,6 @@
 """The machine's limits, measured in the same run and without gdsdata's engine.
 
-Memory: two threads copy (numpy releases the GIL). Disk: O_DIRECT reads and writes through the
+Memory: threads copy (numpy releases the GIL). Disk: O_DIRECT reads and writes through the
 kernel's native AIO, one thread that keeps `depth` in flight: with Python threads the GIL, not the
 disk, would set the pace of small ones.
 """

@@ -5,11 +5,7 @@
 - `async` measures how long save() blocks the caller, the first time and once staging memory exists.
 
 The state is made anew before each run and dropped behind it, so that one process at a time holds
-it. `peak_bytes` of a run are anonymous and shared memory (RssAnon and RssShmem of /proc/PID/status,
-every 20 ms) above what the process had when the clock started. The state, or the tensors to fill,
-exist by then, so this is what saving or loading takes on top. VmHWM would count the pages of mapped
-files, which are the page cache's. `stated_bytes` is what gdsdata's engines say that they take at
-most.
+it. It exists when the clock starts, so `peak_bytes` are what saving or loading takes on top.
 """
 
 import os

@@ -2,17 +2,9 @@
 
 A table is one direction, one state of the page cache, one I/O size and one depth. Several values of
 `case.io_bytes` and `case.depth` make a table for each pair, and a picture of throughput over size
-and depth. Transfer types are
-
-- storage->CPU, storage->CPU->GPU, storage->GPU: O_DIRECT, after the file's pages were dropped; the
-  last by cuFile.
-- page cache->CPU, page cache->CPU->GPU: reads after the whole file was read once.
-- CPU->storage, GPU->CPU->storage, GPU->storage: O_DIRECT into a new file of allocated space, synced
-  in the time.
-
-Each is synchronous (a thread a transfer), asynchronous (one thread, a future a transfer) or by
-batches. A row that leaves in the page cache what it was to move past it is marked, and no other is
-compared with it.
+and depth. `xfer_type` names a row's way as gdsio does, and notes.md says what is measured. A row
+that leaves in the page cache what it was to move past it is marked, and no other is compared with
+it.
 """
 
 import functools

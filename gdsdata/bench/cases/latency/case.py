@@ -1,11 +1,7 @@
 """The bench's side of case=latency: each size of each kind of work is a source of its own.
 
-- `read`, warm: the file is in the page cache. Cold: its pages are dropped before each read.
-- `write`, until the bytes are on storage. replaced: a new file takes the old one's name. in_place:
-  over a file's bytes.
-
-Only the reads and writes are timed, and only their CPU time counts. engine.workers, queue_depth,
-segment_bytes and direct set how the engine works.
+A cold read has its file's pages dropped before. Only the reads and writes are timed, and only their
+CPU time counts.
 """
 
 import collections
