@@ -90,6 +90,7 @@ class BatchPeer(OpenedPeer):
     first_epoch_s: float | None = None
     knows_ids = True  # else only their bytes show which samples came
     stored_as = ""  # the format of `data.copies` that it reads; "" is the data as it is
+    saver: Any = None  # case=train: the AsyncPeer that saves checkpoints while this feeds the loop
     settings = ("source", "batch_size", "dtype", "seed", "engine", "device")
 
     def __init__(self, source, batch_size, dtype, seed, engine=None, device_name="cpu"):

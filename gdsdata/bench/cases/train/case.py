@@ -13,7 +13,6 @@ import torch
 
 from gdsdata.bench.cases.loader.case import Copying
 from gdsdata.bench.cases.train import models
-from gdsdata.bench.cases.train.row import saver_of
 from gdsdata.bench.data import images, text
 from gdsdata.bench.data.made import DataError
 from gdsdata.bench.data.sources import DataSet
@@ -87,11 +86,10 @@ class Train(Copying):
 
     def rows_for(self, source, cache):
         rows = super().rows_for(source, None)
-        return [peer for peer in rows if self.case.checkpoint_every or saver_of(peer) is None]
+        return [peer for peer in rows if self.case.checkpoint_every or peer.saver is None]
 
     def missing(self, peer):
-        saver = saver_of(peer)
-        return super().missing(peer) or (saver.lacks() if saver else "")
+        return super().missing(peer) or (peer.saver.lacks() if peer.saver else "")
 
     def verify_command(self, row):
         """With the workers that the loader's row without saving has found best, if it has."""
@@ -134,7 +132,7 @@ class Train(Copying):
         """Compares rows that save; adds what a checkpoint adds to its loader's loop."""
         found = []
         for saves in (False, True):
-            rows = [row for row in table.rows if saves == (saver_of(self.find(row.key)) is not None)]
+            rows = [row for row in table.rows if saves == (self.find(row.key).saver is not None)]
             part = Table(table.source, table.dtype, table.cache, rows)
             found += super().compared(part, limit, limit_name)
         steps_s = {row["key"]: row["wall_step_s"]["median"] for row in found if row["wall_step_s"]}

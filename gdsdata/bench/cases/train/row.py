@@ -27,11 +27,6 @@ TRIAL_STEPS, TRIAL_SECONDS = 16, 4.0  # of each number of workers that is tried
 MOST_DIFFERENCE = 4.0  # of 255, on average over an image: what decoders differ by
 
 
-def saver_of(peer):
-    """The class that saves checkpoints while the peer feeds the loop, or None."""
-    return getattr(peer, "saver", None)
-
-
 @dataclass
 class Times:
     """The steps and saves of a loop.
@@ -92,7 +87,7 @@ class TrainRow(BatchRow):
     def verify(self, dtype, workers=None):
         self.choose(dtype, workers)
         checked = super().verify(dtype)
-        if saver_of(self.peer_class):
+        if self.peer_class.saver:
             checked["checked_bytes"] = self.verify_checkpoint(dtype)
         return checked
 
@@ -172,7 +167,7 @@ class TrainRow(BatchRow):
             self.close()
 
     def open_saver(self):
-        saver = saver_of(self.peer_class)
+        saver = self.peer_class.saver
         if saver is None:
             return
         saved_in = self.saving.enter_context(tempfile.TemporaryDirectory(dir=self.source.folder))
