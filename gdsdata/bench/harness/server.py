@@ -27,7 +27,7 @@ def free_ports(count):
         return [one.getsockname()[1] for one in sockets]
 
 
-class ServerProcess:
+class ServerProcess(contextlib.AbstractContextManager):
     """Starts `command`, and returns when something listens at `port`.
 
     Its output goes to `folder`/server.log. The kernel kills it when the thread that made it ends,
@@ -69,9 +69,6 @@ class ServerProcess:
         """End it by SIGKILL, because some ignore SIGTERM."""
         self.process.kill()
         self.process.wait()
-
-    def __enter__(self):
-        return self
 
     def __exit__(self, *_):
         self.close()
