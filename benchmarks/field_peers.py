@@ -20,6 +20,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from gdsdata import GDSDataset
+from gdsdata.bench.peers.torch_dataloader import as_it_is
 from gdsdata.formats import LitData, Mds, Megatron, Tar
 
 BATCH = 64
@@ -200,10 +201,6 @@ class Files(Dataset):
             with open(self.files[i], "rb", buffering=0) as file:
                 file.readinto(values[begin:end])
         return torch.from_numpy(values), torch.from_numpy(offsets)
-
-
-def as_it_is(batch):
-    return batch
 
 
 class FilesLoader(Row):

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, default_collate
 
 import gdsdata
 from gdsdata.bench.measure import device as devices
+from gdsdata.bench.peers.torch_dataloader import VolumeDataset
 
 WARM_UP = 20  # steps that are not timed
 PREFETCH = 4  # batches a worker
@@ -45,7 +46,7 @@ class Stays:
         return itertools.repeat(self.batch, self.count)
 
 
-class Samples(training.Files):
+class Samples(VolumeDataset):
     """Files as the Trainer of transformers wants them: dicts of arguments."""
 
     def __getitem__(self, place):
@@ -112,7 +113,7 @@ def in_hf(work, step, loader, kept):
         remove_unused_columns=False,
         accelerator_config={"non_blocking": True},
     )
-    data = Samples(work.files)
+    data = Samples(work)
     if is_ours(loader):
         data = ours(work, loader, lambda batch: {"volume": batch})
     more = {"data_collator": default_collate}
@@ -155,7 +156,7 @@ def in_lightning(work, step, loader, kept):
 def data_loader(work, workers):
     more = {"persistent_workers": True, "prefetch_factor": PREFETCH} if workers else {}
     options = {"num_workers": workers, "pin_memory": work.on_gpu, "drop_last": True, **more}
-    return DataLoader(training.Files(work.files), work.batch, shuffle=True, **options)
+    return DataLoader(VolumeDataset(work), work.batch, shuffle=True, **options)
 
 
 TRAINERS = {"transformers": in_hf, "lightning": in_lightning}  # by what pip installs

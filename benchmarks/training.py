@@ -33,13 +33,15 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from turns import Turns, take_all
 
 from gdsdata import Fields, GDSDataset, Reading
 from gdsdata.bench.data import images
 from gdsdata.bench.measure import device as devices
 from gdsdata.bench.measure import system
+from gdsdata.bench.peers.shards import decoded
+from gdsdata.bench.peers.torch_dataloader import VolumeDataset, as_it_is
 from gdsdata.formats import Tar
 from gdsdata.integrations import dali
 
@@ -223,17 +225,6 @@ def dali_numpy_row(work):
     return dali_batches(work, outputs, reader_name="reader")
 
 
-class Files(Dataset):
-    def __init__(self, files):
-        self.files = files
-
-    def __len__(self):
-        return len(self.files)
-
-    def __getitem__(self, place):
-        return torch.from_numpy(np.load(self.files[place]))
-
-
 def loader_options(work):
     return dict(num_workers=work.threads, persistent_workers=True, pin_memory=work.on_gpu, prefetch_factor=2)
 
@@ -244,24 +235,13 @@ def epochs_ahead(loader, work):
 
 
 def dataloader_row(work):
-    loader = DataLoader(Files(work.files), work.batch, shuffle=True, drop_last=True, **loader_options(work))
+    loader = DataLoader(VolumeDataset(work), work.batch, shuffle=True, drop_last=True, **loader_options(work))
     return epochs_ahead(loader, work)
 
 
-class FromTar:
-    """A batch of WebDataset's samples, collated in a worker."""
-
-    def __init__(self, case):
-        self.case = case
-
-    def __call__(self, samples):
-        if self.case == "images":
-            return torch.stack([images.decoded(one["jpg"]) for one in samples])
-        return torch.from_numpy(np.stack([np.frombuffer(one["bin"], np.int64) for one in samples]))
-
-
-def first(batch):
-    return batch
+def stacked(samples):
+    """Return a batch of WebDataset's samples, stacked in a worker."""
+    return torch.from_numpy(np.stack([np.frombuffer(one["bin"], np.int64) for one in samples]))
 
 
 def pinned_row(work):
@@ -276,8 +256,9 @@ def webdataset_row(work):
     import webdataset
 
     shards = webdataset.WebDataset(work.shards, shardshuffle=len(work.shards), empty_check=False)
-    batches = shards.shuffle(SHUFFLE_BUFFER).batched(work.batch, collation_fn=FromTar(work.case), partial=False)
-    loader = webdataset.WebLoader(batches, batch_size=None, collate_fn=first, **loader_options(work))
+    collation_fn = decoded if work.case == "images" else stacked
+    batches = shards.shuffle(SHUFFLE_BUFFER).batched(work.batch, collation_fn=collation_fn, partial=False)
+    loader = webdataset.WebLoader(batches, batch_size=None, collate_fn=as_it_is, **loader_options(work))
     return epochs_ahead(loader, work)
 
 
