@@ -20,7 +20,7 @@ struct Permutation {
   std::span<const uint64_t> keys;
 };
 
-// Both spans are equally long. Positions are in range(n).
+// Both spans are equally long, and may be the same. Positions are in range(n).
 void permute(const Permutation& permutation, std::span<const int64_t> positions, std::span<int64_t> images,
              const Processor& has = processor());
 

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "base/condition.h"
-#include "engine/planned_batches.h"
 #include "engine/repeated_call.h"
 #include "engine/ring.h"
 #include "engine/stall_clock.h"
@@ -18,7 +17,8 @@ class Prefetcher::Core : public std::enable_shared_from_this<Core> {
  public:
   Core(std::shared_ptr<Engine> engine, std::shared_ptr<FileTable> files, std::shared_ptr<BufferPool> pool,
        PrefetchOptions options, std::shared_ptr<Residence> residence);
-  void plan(std::span<const int32_t> files, std::span<const int64_t> offsets, std::span<const int64_t> sizes);
+  PlannedBatches& planned() { return planned_; }
+  void added(size_t batches);  // to planned()
   std::optional<Batch> next(const std::function<void()>& poll);
   void close();
   PrefetchStatistics statistics() const;
@@ -38,7 +38,7 @@ class Prefetcher::Core : public std::enable_shared_from_this<Core> {
   void have_slots_filled();
   // The caller holds filling_, but not mutex_.
   void fill_free_slots();
-  bool half_is_ready() const;  // of the samples that the ring can hold. The caller holds mutex_.
+  bool half_is_ready() const;  // of the ring's samples: some slots are short. The caller holds mutex_.
   void fill(Engine& engine, size_t index, bool patient);
   void submit(Engine& engine, size_t index, bool patient, std::span<const int32_t> files,
               std::span<const int64_t> offsets);
@@ -96,6 +96,7 @@ Prefetcher::Core::Core(std::shared_ptr<Engine> engine, std::shared_ptr<FileTable
       options_(options),
       pool_(std::move(pool)),
       residence_(std::move(residence)),
+      planned_(options.batch_samples, files_->size()),
       engine_(std::move(engine)),
       ring_(options.slots),
       slots_(options.slots) {
@@ -128,12 +129,10 @@ void Prefetcher::Core::have_slots_filled() {
   fill_free_slots();
 }
 
-void Prefetcher::Core::plan(std::span<const int32_t> files, std::span<const int64_t> offsets,
-                            std::span<const int64_t> sizes) {
-  planned_.add(files, offsets, sizes, options_.batch_samples, files_->size());
+void Prefetcher::Core::added(size_t batches) {
   {
     const std::lock_guard lock(mutex_);
-    planned_batches_ += sizes.size();
+    planned_batches_ += batches;
   }
   have_slots_filled();
 }
@@ -156,7 +155,6 @@ void Prefetcher::Core::fill_free_slots() {
   }
 }
 
-// An epoch may begin with short batches, so samples are counted, and not slots.
 bool Prefetcher::Core::half_is_ready() const {
   size_t samples = 0;
   for (size_t i = 0; i < slots_.size(); ++i) {
@@ -412,7 +410,18 @@ Prefetcher::~Prefetcher() { close(); }
 
 void Prefetcher::plan(std::span<const int32_t> files, std::span<const int64_t> offsets,
                       std::span<const int64_t> sizes) {
-  living_core().plan(files, offsets, sizes);
+  Core& core = living_core();
+  core.planned().add(files, offsets, sizes);
+  core.added(sizes.size());
+}
+
+void Prefetcher::set_order(const SampleOrder& order) { living_core().planned().set_order(order); }
+
+void Prefetcher::plan_runs(std::span<const int64_t> begins, std::span<const int64_t> lengths,
+                           std::span<const int64_t> sizes) {
+  Core& core = living_core();
+  core.planned().add_runs(begins, lengths, sizes);
+  core.added(sizes.size());
 }
 
 std::optional<Prefetcher::Batch> Prefetcher::next(const std::function<void()>& poll) {

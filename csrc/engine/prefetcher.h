@@ -13,6 +13,7 @@
 
 #include "engine/buffer_pool.h"
 #include "engine/engine.h"
+#include "engine/planned_batches.h"
 #include "engine/residence.h"
 
 namespace gdsdata {
@@ -57,6 +58,9 @@ class Prefetcher {
   // Plans batches after those planned before: sizes[i] samples each. `files` and `offsets` have the
   // file's index and the offset in it for each sample.
   void plan(std::span<const int32_t> files, std::span<const int64_t> offsets, std::span<const int64_t> sizes);
+  // The same in an order of samples, by runs of positions: see PlannedBatches.
+  void set_order(const SampleOrder& order);
+  void plan_runs(std::span<const int64_t> begins, std::span<const int64_t> lengths, std::span<const int64_t> sizes);
 
   // Returns the next batch in order, or nothing if all planned batches were taken. Waits, and calls
   // `poll` regularly meanwhile. Throws Failure: the batch's own error (the next call returns the

@@ -16,6 +16,7 @@
 #include "python/dlpack.h"
 #include "python/gil.h"
 #include "python/lease.h"
+#include "python/samples.h"
 #include "python/values.h"
 
 namespace py = pybind11;
@@ -58,6 +59,17 @@ class Batches {
   void plan(const Array<int32_t>& files, const Array<int64_t>& offsets, const Array<int64_t>& sizes) {
     const WithoutGil nogil;
     prefetcher_->plan(span_of(files), span_of(offsets), span_of(sizes));
+  }
+
+  // See PlannedBatches. The arguments are those of `permute` and `locate`.
+  void set_order(uint64_t n, uint64_t a, uint64_t b, const Array<uint64_t>& keys, const Array<int64_t>& first_sample,
+                 const Array<int64_t>& base_bytes, const Array<int64_t>& stride_bytes) {
+    prefetcher_->set_order({permutation_of(n, a, b, keys), samples_of_files(first_sample, base_bytes, stride_bytes)});
+    order_ = {keys, first_sample, base_bytes, stride_bytes};
+  }
+  void plan_runs(const Array<int64_t>& begins, const Array<int64_t>& lengths, const Array<int64_t>& sizes) {
+    const WithoutGil nogil;
+    prefetcher_->plan_runs(span_of(begins), span_of(lengths), span_of(sizes));
   }
 
   // `stream`: the consumer's, which waits for the batch's copies and then uses the batch.
@@ -109,6 +121,7 @@ class Batches {
   TensorLayout layout_;
   // Not an event of torch: to free one in a forked child aborts it.
   std::shared_ptr<Event> taken_;
+  std::vector<py::object> order_;  // the arrays that the prefetcher reads
   std::unique_ptr<Prefetcher> prefetcher_;
 };
 
@@ -149,6 +162,9 @@ void bind_batches(py::module_& module) {
            py::arg("sample_bytes"), py::arg("batch_samples"), py::arg("conversion"), py::arg("type"),
            py::arg("sample_shape"), py::arg("sample_strides"), py::arg("stall_timeout_s"), py::arg("residence"))
       .def("plan", &Batches::plan, py::arg("files"), py::arg("offsets"), py::arg("sizes"))
+      .def("set_order", &Batches::set_order, py::arg("n"), py::arg("a"), py::arg("b"), py::arg("keys"),
+           py::arg("first_sample"), py::arg("base_bytes"), py::arg("stride_bytes"))
+      .def("plan_runs", &Batches::plan_runs, py::arg("begins"), py::arg("lengths"), py::arg("sizes"))
       .def("next", &Batches::next, py::arg("stream") = 0)
       .def("note_taken", &Batches::note_taken, py::arg("stream"))
       .def("wait_until_taken", &Batches::wait_until_taken, py::arg("stream"))

@@ -6,10 +6,7 @@
 #include <utility>
 
 #include "base/extents.h"
-#include "base/locate.h"
-#include "base/permutation.h"
 #include "python/gil.h"
-#include "python/values.h"
 
 namespace py = pybind11;
 
@@ -54,17 +51,14 @@ Array<int32_t> files_of(const Array<int64_t>& samples, const Array<int64_t>& fir
 std::pair<Array<int32_t>, Array<int64_t>> places_of(const Array<int64_t>& samples, const Array<int64_t>& first_sample,
                                                     const Array<int64_t>& base_bytes,
                                                     const Array<int64_t>& stride_bytes) {
-  if (base_bytes.size() < 1 || stride_bytes.size() != base_bytes.size() ||
-      first_sample.size() != base_bytes.size() + 1) {
-    throw py::value_error("locate takes a first sample, an offset and a stride for each file, and the samples' number");
-  }
+  const SamplesOfFiles all = samples_of_files(first_sample, base_bytes, stride_bytes);
   Array<int32_t> files(samples.size());
   Array<int64_t> offsets(samples.size());
   const auto files_to = writable(files);
   const auto offsets_to = writable(offsets);
   {
     const WithoutGil nogil;
-    locate(span_of(samples), {span_of(first_sample), span_of(base_bytes), span_of(stride_bytes)}, files_to, offsets_to);
+    locate(span_of(samples), all, files_to, offsets_to);
   }
   return {std::move(files), std::move(offsets)};
 }
@@ -99,14 +93,27 @@ std::pair<Array<int64_t>, Array<int64_t>> extents_of(const Array<uint8_t>& rows,
 
 }  // namespace
 
+Permutation permutation_of(uint64_t n, uint64_t a, uint64_t b, const Array<uint64_t>& keys) {
+  if (a < 1 || b < 1 || a > kLongestSide || b > kLongestSide || keys.size() % 2 != 0) {
+    throw py::value_error("permute takes a rectangle with sides of 1 to 2**31 + 33, and an even number of keys");
+  }
+  return {n, a, b, span_of(keys)};
+}
+
+SamplesOfFiles samples_of_files(const Array<int64_t>& first_sample, const Array<int64_t>& base_bytes,
+                                const Array<int64_t>& stride_bytes) {
+  if (base_bytes.size() < 1 || stride_bytes.size() != base_bytes.size() ||
+      first_sample.size() != base_bytes.size() + 1) {
+    throw py::value_error("locate takes a first sample, an offset and a stride for each file, and the samples' number");
+  }
+  return {span_of(first_sample), span_of(base_bytes), span_of(stride_bytes)};
+}
+
 void bind_samples(py::module_& module) {
   module.def(
       "permute",
       [](const Array<int64_t>& positions, uint64_t n, uint64_t a, uint64_t b, const Array<uint64_t>& keys) {
-        if (a < 1 || b < 1 || a > kLongestSide || b > kLongestSide || keys.size() % 2 != 0) {
-          throw py::value_error("permute takes a rectangle with sides of 1 to 2**31 + 33, and an even number of keys");
-        }
-        return images_of({n, a, b, span_of(keys)}, positions);
+        return images_of(permutation_of(n, a, b, keys), positions);
       },
       py::arg("positions"), py::arg("n"), py::arg("a"), py::arg("b"), py::arg("keys"));
   module.def("permute_each", &images_of_each, py::arg("positions"), py::arg("n"), py::arg("keys"));

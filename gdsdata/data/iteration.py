@@ -123,7 +123,7 @@ class Iteration:
                 least = min(count, max(0, done + reader.least_planned - planned))
                 count = max(reader.steps_local(numbers[planned : planned + count]), least)
                 if count:
-                    reader.plan(*order.samples_of(epoch, numbers[planned : planned + count]))
+                    reader.plan_in_order(order, epoch, numbers[planned : planned + count])
                     planned += count
                     plan_batches = min(2 * plan_batches, most)
             if reach is None:  # else each step may have chunks fetched

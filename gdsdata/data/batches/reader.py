@@ -14,6 +14,7 @@ from gdsdata.formats.plan import Plan
 
 if TYPE_CHECKING:
     from gdsdata.data.batches.pieces import OpenPieces
+    from gdsdata.data.order.permutation import Order
 
 IndexT = TypeVar("IndexT", bound=SampleIndex)
 
@@ -52,6 +53,10 @@ class Reader(ABC, Generic[IndexT]):
     @abstractmethod
     def plan(self, samples: np.ndarray, sizes: np.ndarray) -> None:
         """Add batches of ``sizes`` samples each, with their ids in ``samples`` (int64)."""
+
+    def plan_in_order(self, order: Order, epoch: int, numbers: range | np.ndarray) -> None:
+        """Add batches of an order by their numbers."""
+        self.plan(*order.samples_of(epoch, numbers))
 
     def located(self, samples: np.ndarray) -> Plan:
         """Return where samples are read from."""

@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from gdsdata.data.batches.pieces import OpenPieces
     from gdsdata.data.batches.skipped import Skipped
     from gdsdata.data.batches.slot import SlotBatches
+    from gdsdata.data.order.permutation import Order
 
 # Makes the engine's reader of batches of so many samples, and returns it with their dtype.
 MakeBatches = Callable[[int], tuple[engine.Batches, torch.dtype]]
+GetIds = Callable[[], np.ndarray]
 
 
 # Shorter batches for a GPU share a slot of the ring, up to so many bytes. H200, twelve workers,
@@ -73,7 +75,8 @@ class RingReader(Reader[Index]):
         self.batches_in_slot = batches_in_slot(index, settings)
         self._batches, dtype = make_batches(settings.batch_size * self.batches_in_slot)
         self._take = _taking(self._batches, dtype, index, settings)
-        self._planned: deque[tuple[np.ndarray, np.ndarray]] = deque()  # of each slot: ids, sizes of its batches
+        self._planned: deque[tuple[GetIds, np.ndarray]] = deque()  # of each slot: ids, sizes of its batches
+        self._has_order = False
         self._again: _Again | None = None  # what had an error
         self._left_in_slot = self._taken = 0  # batches
         self._counted_again: dict[str, Any] | None = None  # statistics of what was read again
@@ -88,20 +91,46 @@ class RingReader(Reader[Index]):
 
     def plan(self, samples: np.ndarray, sizes: np.ndarray) -> None:
         plan = self.located(samples)
-        if self.batches_in_slot > 1 or self._settings.skipped is not None:
-            sizes = self._plan_slots(samples, sizes)
+        first = np.concatenate([[0], np.cumsum(sizes)])
+        sizes = self._noted(sizes, lambda begin, end: samples[first[begin] : first[end]])
         self._batches.plan(plan.source, plan.offset, sizes)
 
-    def _plan_slots(self, samples: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-        """Note the batches of each slot. Return the slots' samples, int64 (slots,)."""
+    def plan_in_order(self, order: Order, epoch: int, numbers: range | np.ndarray) -> None:
+        """Add batches of an order. The engine computes where a uniform one finds its samples."""
+        uniform = order.uniform(epoch)
+        if self.pieces is not None or uniform is None:
+            return super().plan_in_order(order, epoch, numbers)
+        with order.memory_errors_named(len(numbers)):
+            if not self._has_order:
+                index = self.index
+                self._batches.set_order(*uniform, index.first_sample, index.base_bytes, index.stride_bytes)
+                self._has_order = True
+            begin, length, sizes = order.runs_of(numbers)
+        sizes = self._noted(sizes, lambda begin, end: order.samples_of(epoch, numbers[begin:end])[0])
+        self._batches.plan_runs(begin, length, sizes)
+
+    def _noted(self, sizes: np.ndarray, ids: Callable[[int, int], np.ndarray]) -> np.ndarray:
+        """Note the batches of each slot, if a slot has several or bad samples are skipped.
+
+        Args:
+            sizes: int64 (batches,), their samples.
+            ids: returns those of the batches from one to another. It is called if some of these
+                have an error.
+
+        Returns:
+            The slots' samples, int64 (slots,).
+        """
+        if self.batches_in_slot == 1 and self._settings.skipped is None:
+            return sizes
         if len(sizes) >= 2 * self.batches_in_slot:
             together = self.batches_in_slot
         else:  # an epoch begins with few, which come soon
             together = max(1, min(self.batches_in_slot, len(sizes) // self._settings.prefetch))
-        of_slots = np.add.reduceat(sizes, np.arange(0, len(sizes), together))
-        ids = np.split(samples, np.cumsum(of_slots)[:-1])
-        self._planned.extend((one, sizes[i * together : (i + 1) * together]) for i, one in enumerate(ids))
-        return of_slots
+        begins = np.arange(0, len(sizes), together)
+        for begin in begins.tolist():
+            end = min(begin + together, len(sizes))
+            self._planned.append((partial(ids, begin, end), sizes[begin:end]))
+        return np.add.reduceat(sizes, begins)
 
     def _next_of_slot(self, slot: SlotBatches) -> torch.Tensor:
         """Take the next batch of a slot."""
@@ -118,22 +147,22 @@ class RingReader(Reader[Index]):
         return batch
 
     def _take_slot(self, slot: SlotBatches) -> None:
-        samples, sizes = self._planned.popleft()
+        ids, sizes = self._planned.popleft()
         try:
             slot.add(self._take(), sizes)
         except (CorruptData, FileNotFoundError, IoError):
             if len(sizes) == 1:
                 raise
-            self._again = self._read_again(samples, sizes)  # one of these batches has the error
+            self._again = self._read_again(ids(), sizes)  # one of these batches has the error
         self._left_in_slot = len(sizes)
 
     def _next_sound(self, skipped: Skipped) -> torch.Tensor:
         """Take the next batch. If it is bad, read its samples one by one from files."""
-        samples, _ = self._planned.popleft()
+        ids, _ = self._planned.popleft()
         try:
             return self._take()
         except (IoError, CorruptData):
-            pass
+            samples = ids()
         self._again = again = self._read_again(samples, np.ones(len(samples), np.int64))
         try:
             # Cloned, because the ring's own memory is for whole batches.

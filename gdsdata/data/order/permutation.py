@@ -7,10 +7,11 @@ starting anywhere in any epoch costs nothing and needs no state but two numbers.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -73,7 +74,12 @@ class Permutation:
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
         """Return the images of ``positions``. Both are int64 (m,), and in ``range(n)``."""
-        return engine.permute(positions, self._n, self._a, self._b, self._keys)
+        return engine.permute(positions, *self.arguments)
+
+    @property
+    def arguments(self) -> tuple[int, int, int, np.ndarray]:
+        """What the engine computes it from: n, a, b, keys."""
+        return self._n, self._a, self._b, self._keys
 
 
 # Made once an epoch, and not for each few batches.
@@ -119,6 +125,19 @@ class Shuffle(Protocol):
 
     def permutation(self, samples: int, step_samples: int, seed: int, epoch: int) -> Callable[[np.ndarray], np.ndarray]:
         """Return an epoch's bijection on ``range(samples)``: positions to ids, int64 (m,)."""
+
+
+class Runs(NamedTuple):
+    """Batches as runs of positions in an epoch, none of which is of two batches.
+
+    Attributes:
+        begin, length: int64 (runs,), the first position of each, and how many follow each other.
+        sizes: int64 (batches,), samples.
+    """
+
+    begin: np.ndarray
+    length: np.ndarray
+    sizes: np.ndarray
 
 
 class Order:
@@ -235,28 +254,62 @@ class Order:
         Raises:
             MemoryError: there is none for so many ids.
         """
-        try:
+        with self.memory_errors_named(len(numbers)):
             return self._samples_of(epoch, as_array(numbers))
+
+    @contextlib.contextmanager
+    def memory_errors_named(self, batches: int) -> Iterator[None]:
+        """For ``with``: a `MemoryError` names the batch size, and how many batches are planned."""
+        try:
+            yield
         except MemoryError as error:
             raise MemoryError(
-                f"batch_size={self._batch_size}: {error}, for the ids of {len(numbers)} batches' samples: use a "
-                "smaller batch_size"
+                f"batch_size={self._batch_size}: {error}, for the ids of {batches} batches' samples: use a smaller "
+                "batch_size"
             ) from error
 
     def _samples_of(self, epoch: int, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        size, step_size = self.largest_batch, self._batch_size * self._world_size
-        whole = numbers[: np.searchsorted(numbers, self._whole_steps)]
-        starts = whole * step_size + self._rank * size
-        within = np.arange(size if len(whole) else 0, dtype=np.int64)
-        positions = (starts[:, None] + within).ravel()
-        sizes = np.full(len(numbers), size, dtype=np.int64)
-        if len(whole) < len(numbers):  # the last, partial step is among them
-            start = self._whole_steps * step_size + self._rank * self._last_size
-            last = np.arange(start, start + self._last_size, dtype=np.int64)
-            positions = np.append(positions, last % self._samples)  # what comes once more is the epoch's first
-            sizes[-1] = self._last_size
+        begin, length, sizes = self.runs_of(numbers)
+        whole = np.count_nonzero(numbers < self._whole_steps)
+        within = np.arange(self.largest_batch if whole else 0, dtype=np.int64)
+        positions = (begin[:whole, None] + within).ravel()
+        if whole < len(begin):
+            last = [np.arange(first, first + count) for first, count in zip(begin[whole:], length[whole:], strict=True)]
+            positions = np.concatenate([positions, *last])
         permutation = self._permutation(epoch)
         return permutation(positions) if permutation else positions, sizes
+
+    def runs_of(self, numbers: range | np.ndarray) -> Runs:
+        """Return batches, by their numbers, as runs of positions.
+
+        Args:
+            numbers: as of `samples_of`.
+        """
+        numbers = as_array(numbers)
+        size, step_size = self.largest_batch, self._batch_size * self._world_size
+        whole = numbers[: np.searchsorted(numbers, self._whole_steps)]
+        begin = whole * step_size + self._rank * size
+        length, sizes = np.full(len(whole), size), np.full(len(numbers), size)
+        if len(whole) < len(numbers):  # the last, partial step is among them
+            start = self._whole_steps * step_size + self._rank * self._last_size
+            end = start + self._last_size
+            # Positions beyond the samples begin again with the epoch's first ones.
+            ends = [*range((start // self._samples + 1) * self._samples, end, self._samples), end]
+            begins = np.array([start, *ends[:-1]])
+            begin, length = np.append(begin, begins % self._samples), np.append(length, ends - begins)
+            sizes[-1] = self._last_size
+        return Runs(begin, length, sizes)
+
+    def uniform(self, epoch: int) -> tuple[int, int, int, np.ndarray] | None:
+        """Return the epoch's `Permutation.arguments`, without keys if it is not shuffled.
+
+        None: samples are shuffled in another way.
+        """
+        if not isinstance(self._shuffle, bool):
+            return None
+        if not self._shuffle:
+            return self._samples, 1, 1, np.empty(0, np.uint64)
+        return _kept_permutation(self._samples, self._seed, epoch).arguments
 
     def _permutation(self, epoch: int) -> Callable[[np.ndarray], np.ndarray] | None:
         if isinstance(self._shuffle, bool):
