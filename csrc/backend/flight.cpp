@@ -160,7 +160,15 @@ void Flight::point_step_at(uint64_t offset, uint64_t end) {
   add(middle_end_, window_end_, tail_, middle_end_);
 }
 
-void Flight::advance(int64_t result) {
+void Flight::advance(int64_t result) noexcept {
+  try {
+    take_result(result);
+  } catch (...) {  // no memory for the text of an error
+    fail(current_error());
+  }
+}
+
+void Flight::take_result(int64_t result) {
   if (faults_ != nullptr) {
     if (faults_->happens(faults_->interrupt)) {
       result = faults_->happens(0.5) ? -EINTR : -EAGAIN;
@@ -224,13 +232,13 @@ void Flight::fall_back_to_buffered(const std::string& refused, int system_errno)
   if (request_.direction == Direction::kRead) window_end_ = end();
 }
 
-void Flight::fail(Error error) {
+void Flight::fail(Error error) noexcept {
   completion_.error = std::move(error);
   completion_.bytes = {};
   ended_ = true;
 }
 
-Completion Flight::finish() {
+Completion Flight::finish() noexcept {
   if (!completion_.error && request_.direction == Direction::kRead) {
     for (const Piece& piece : request_.pieces) {
       const uint64_t piece_end = piece.offset + piece.length;

@@ -42,10 +42,11 @@ class Flight {
   uint64_t length() const { return request_.length; }
   // The next call to issue, until `ended`. Valid until the next call of this.
   const Step& next();
-  // Reports the result: bytes moved, or a negative errno.
-  void advance(int64_t result);
+  // Reports the result: bytes moved, or a negative errno. An exception would lose the request, so
+  // it becomes the request's error.
+  void advance(int64_t result) noexcept;
   // Call it after the end. Delivers the pieces and returns the memory to the arena.
-  Completion finish();
+  Completion finish() noexcept;
 
  private:
   bool is_direct() const { return direct_fd_ >= 0; }
@@ -53,10 +54,11 @@ class Flight {
   void leave_memory();
   void point_step_at_pieces(uint64_t end);
   void point_step_at(uint64_t offset, uint64_t end);
+  void take_result(int64_t result);
   void advance_read(uint64_t moved);
   void advance_write(uint64_t moved);
   void fall_back_to_buffered(const std::string& refused, int system_errno);
-  void fail(Error error);
+  void fail(Error error) noexcept;
   uint64_t end() const { return request_.offset + request_.length; }
 
   Request request_;

@@ -1,4 +1,6 @@
 // If memory runs out, or anything else is thrown inside, the batch or group fails, without a hang.
+#include <unistd.h>
+
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -176,6 +178,31 @@ TEST_P(NoMemory, OfAPrefetcherIsTheErrorOfItsBatchAndTheOthersCome) {
   }
   EXPECT_GT(errors, 3u);
   EXPECT_GT(refused, 0u);
+}
+
+// The error of a request takes memory too. Without it, the request ends all the same.
+TEST_P(NoMemory, ForTheErrorOfARequestEndsItsGroup) {
+  constexpr uint64_t kThere = kSample * 10;
+  const std::string path = folder_.write("short", content_);
+  for (int first = 0; first < 60; ++first) {
+    const auto engine = make_engine(DirectMode::kAlways);
+    const auto files = table_of({path});
+    const auto file = files->get(0);
+    ASSERT_EQ(::truncate(path.c_str(), static_cast<off_t>(kThere)), 0);
+    Bytes memory(content_.size());
+    const auto group = std::make_shared<Group>();
+    group->edit().files = files;
+    group->edit().transfers = {{0, 0, content_.size(), memory.data()}};
+    Pending pending(*engine, group);
+    {
+      const FailingAllocations failing(first, 1, /*in_others=*/true);
+      const auto until = std::chrono::steady_clock::now() + kPatience;
+      while (!pending.ended() && std::chrono::steady_clock::now() < until) std::this_thread::yield();
+    }
+    ASSERT_TRUE(pending.wait(std::chrono::seconds(1))) << "it hangs when allocation " << first << " fails";
+    EXPECT_TRUE(group->result().error);
+    std::filesystem::resize_file(path, content_.size());
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(All, NoMemory, ::testing::Values("posix", "uring"),
