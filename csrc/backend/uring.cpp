@@ -84,22 +84,38 @@ Failure failure_of(int system_errno) {
   return Failure(std::move(error));
 }
 
+class Ring {
+ public:
+  // Throws Failure.
+  explicit Ring(unsigned entries) {
+    if (const int result = make_ring(entries, ring_); result < 0) throw failure_of(-result);
+  }
+  ~Ring() { io_uring_queue_exit(&ring_); }
+  Ring(const Ring&) = delete;
+  Ring& operator=(const Ring&) = delete;
+  io_uring* get() { return &ring_; }
+
+ private:
+  io_uring ring_{};
+};
+
+// Throws Failure.
+Descriptor make_eventfd() {
+  Descriptor made(open_descriptor([] { return ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); }, WhenTaken::kGiveUp));
+  if (made.get() < 0) throw failure_of(errno);
+  return made;
+}
+
 class UringBackend final : public Backend {
  public:
   explicit UringBackend(const BackendOptions& options)
       : options_(options),
         arena_(*host_device(), options.bounce_bytes, tuning::kRegisteredBytes),
         flights_(options.queue_depth),
-        most_writing_bytes_(std::max(options.bounce_bytes / 2, 2 * (options.request_bytes + kCutBytes))) {
+        most_writing_bytes_(std::max(options.bounce_bytes / 2, 2 * (options.request_bytes + kCutBytes))),
+        wake_(make_eventfd()),
+        ring_(static_cast<unsigned>(options.queue_depth + kWakes)) {
     if (!options.faults.empty()) faults_ = FaultPlan::parse(options.faults);
-    const int result = make_ring(static_cast<unsigned>(options.queue_depth + kWakes), ring_);
-    if (result < 0) throw failure_of(-result);
-    wake_fd_ = open_descriptor([] { return ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); }, WhenTaken::kGiveUp);
-    if (wake_fd_ < 0) {
-      const int reason = errno;
-      io_uring_queue_exit(&ring_);
-      throw failure_of(reason);
-    }
     for (size_t i = flights_.size(); i-- > 0;) idle_.push_back(i);
     // If memory is registered, the kernel need not pin pages for each request. If the limit of
     // locked memory forbids that, requests work without. Registration touches the memory, so only
@@ -109,14 +125,10 @@ class UringBackend final : public Backend {
   }
 
   void expect_memory(std::span<std::byte> memory) override {
-    if (!registered_.empty()) io_uring_unregister_buffers(&ring_);
+    registered_.reserve(registered_.size() + 1);  // nothing may fail while the kernel has none of it
+    if (!registered_.empty()) io_uring_unregister_buffers(ring_.get());
     registered_.push_back({memory.data(), memory.size()});
     register_memory();
-  }
-
-  ~UringBackend() override {
-    io_uring_queue_exit(&ring_);
-    ::close(wake_fd_);
   }
 
   Capabilities capabilities() const override { return {"uring", options_.queue_depth, options_.request_bytes}; }
@@ -129,7 +141,7 @@ class UringBackend final : public Backend {
       if (taken == 0) throw;  // else the next call fails again, with nothing taken
     }
     start_writes();
-    io_uring_submit(&ring_);
+    io_uring_submit(ring_.get());
     return taken;
   }
 
@@ -154,7 +166,8 @@ class UringBackend final : public Backend {
 
   void interrupt() override {
     constexpr uint64_t kOnce = 1;
-    [[maybe_unused]] const auto written = ::write(wake_fd_, &kOnce, sizeof kOnce);  // if full, it is readable already
+    [[maybe_unused]] const auto written =
+        ::write(wake_.get(), &kOnce, sizeof kOnce);  // if full, it is readable already
   }
 
  private:
@@ -194,7 +207,7 @@ class UringBackend final : public Backend {
 
   void prepare(size_t index) {
     const Flight::Step& step = flights_[index].next();
-    io_uring_sqe* entry = io_uring_get_sqe(&ring_);  // not null: the ring has an entry for each flight
+    io_uring_sqe* entry = io_uring_get_sqe(ring_.get());  // not null: the ring has an entry for each flight
     void* first = step.memory[0].iov_base;
     const auto length = static_cast<unsigned>(step.length);
     const int buffer = step.memory_count == 1 ? registered_buffer(first, length) : -1;
@@ -226,7 +239,7 @@ class UringBackend final : public Backend {
   }
 
   void register_memory() {
-    if (io_uring_register_buffers(&ring_, registered_.data(), static_cast<unsigned>(registered_.size())) != 0) {
+    if (io_uring_register_buffers(ring_.get(), registered_.data(), static_cast<unsigned>(registered_.size())) != 0) {
       registered_.clear();
     }
   }
@@ -244,16 +257,16 @@ class UringBackend final : public Backend {
   // writes are waiting.
   void take_answers(size_t wanted) {
     // With DEFER_TASKRUN, completions are posted only when the submitter enters the kernel.
-    if (idle_.size() != flights_.size() && io_uring_cq_ready(&ring_) == 0) io_uring_get_events(&ring_);
+    if (idle_.size() != flights_.size() && io_uring_cq_ready(ring_.get()) == 0) io_uring_get_events(ring_.get());
     io_uring_cqe* answer = nullptr;
     bool again = false;
-    while ((completed_.size() < wanted || !ready_writes_.empty()) && io_uring_peek_cqe(&ring_, &answer) == 0) {
+    while ((completed_.size() < wanted || !ready_writes_.empty()) && io_uring_peek_cqe(ring_.get(), &answer) == 0) {
       const uint64_t index = io_uring_cqe_get_data64(answer);
       const int result = answer->res;
-      io_uring_cqe_seen(&ring_, answer);
+      io_uring_cqe_seen(ring_.get(), answer);
       if (index == kWake) {
         uint64_t wakes = 0;
-        interrupted_ |= ::read(wake_fd_, &wakes, sizeof wakes) > 0;
+        interrupted_ |= ::read(wake_.get(), &wakes, sizeof wakes) > 0;
         if (result >= 0) --polls_;  // else the kernel cannot poll, so go on without
         continue;
       }
@@ -269,7 +282,7 @@ class UringBackend final : public Backend {
       }
     }
     again |= start_writes();
-    if (again || io_uring_sq_ready(&ring_) > 0) io_uring_submit(&ring_);  // also entries refused before
+    if (again || io_uring_sq_ready(ring_.get()) > 0) io_uring_submit(ring_.get());  // also entries refused before
   }
 
   void wait(std::chrono::nanoseconds left, size_t answers) {
@@ -277,26 +290,25 @@ class UringBackend final : public Backend {
     answers = std::min({answers, kWakes, ready_writes_.empty() ? with_kernel : (with_kernel + 1) / 2});
     if (polls_ < answers) {
       while (polls_ < answers) {
-        io_uring_sqe* entry = io_uring_get_sqe(&ring_);
+        io_uring_sqe* entry = io_uring_get_sqe(ring_.get());
         if (entry == nullptr) break;  // the kernel has not taken earlier entries yet
-        io_uring_prep_poll_add(entry, wake_fd_, POLLIN);
+        io_uring_prep_poll_add(entry, wake_.get(), POLLIN);
         io_uring_sqe_set_data64(entry, kWake);
         ++polls_;
       }
-      io_uring_submit(&ring_);
+      io_uring_submit(ring_.get());
     }
     __kernel_timespec limit{};
     limit.tv_sec = left.count() / 1'000'000'000;
     limit.tv_nsec = left.count() % 1'000'000'000;
     io_uring_cqe* answer = nullptr;
-    io_uring_wait_cqes(&ring_, &answer, static_cast<unsigned>(answers), &limit,
+    io_uring_wait_cqes(ring_.get(), &answer, static_cast<unsigned>(answers), &limit,
                        nullptr);  // the caller checks again in any case
   }
 
   BackendOptions options_;
   BounceArena arena_;
   std::optional<FaultPlan> faults_;
-  io_uring ring_{};
   std::vector<iovec> registered_;  // registered with the kernel, by index
   std::vector<Flight> flights_;
   std::vector<size_t> idle_;  // indices of flights
@@ -305,23 +317,26 @@ class UringBackend final : public Backend {
   const uint64_t most_writing_bytes_;
   uint64_t writing_bytes_ = 0;  // of submitted writes
   std::vector<Completion> completed_;
-  int wake_fd_ = -1;  // readable after interrupt
-  size_t polls_ = 0;  // polls of wake_fd_ in flight, each of which completes when it is readable
+  const Descriptor wake_;  // an eventfd, readable after interrupt
+  size_t polls_ = 0;  // polls of it in flight, each of which completes when it is readable
   bool interrupted_ = false;
+  Ring ring_;  // the last member: the kernel may use the memory of the others until it is gone
 };
 
 }  // namespace
 
 std::string uring_refusal() {
-  io_uring ring{};
-  int result = make_ring(2, ring);
-  if (result < 0) return refusal_of(-result);
-  io_uring_prep_nop(io_uring_get_sqe(&ring));  // a seccomp profile may allow a ring, and refuse its use
-  do {
-    result = io_uring_submit_and_wait(&ring, 1);
-  } while (result == -EINTR);
-  io_uring_queue_exit(&ring);
-  return result < 0 ? refusal_of(-result) : "";
+  try {
+    Ring ring(2);
+    io_uring_prep_nop(io_uring_get_sqe(ring.get()));  // a seccomp profile may allow a ring, and refuse its use
+    int result = 0;
+    do {
+      result = io_uring_submit_and_wait(ring.get(), 1);
+    } while (result == -EINTR);
+    return result < 0 ? refusal_of(-result) : "";
+  } catch (const Failure& failure) {
+    return failure.error().message;
+  }
 }
 
 std::unique_ptr<Backend> make_uring_backend(const BackendOptions& options) {

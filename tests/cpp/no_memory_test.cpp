@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "backend/range_read.h"
+#include "backend/select.h"
 #include "engine/pending.h"
 #include "engine/prefetcher.h"
 #include "engine/whole.h"
@@ -203,6 +204,24 @@ TEST_P(NoMemory, ForTheErrorOfARequestEndsItsGroup) {
     EXPECT_TRUE(group->result().error);
     std::filesystem::resize_file(path, content_.size());
   }
+}
+
+// Its ring and its eventfd are closed if the rest of it cannot be made.
+TEST_P(NoMemory, ForABackendLeavesNoDescriptorOpen) {
+  const size_t before = count_descriptors();
+  size_t failures = 0;
+  for (int first = 0; first < 40; ++first) {
+    std::unique_ptr<Backend> backend;
+    try {
+      const FailingAllocations failing(first, 1, /*in_others=*/false);
+      backend = make_backend(GetParam(), BackendOptions(), *host_device());
+    } catch (const std::bad_alloc&) {
+      ++failures;
+    }
+    backend.reset();
+    ASSERT_EQ(count_descriptors(), before) << "when allocation " << first << " fails";
+  }
+  EXPECT_GT(failures, 0u);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, NoMemory, ::testing::Values("posix", "uring"),
