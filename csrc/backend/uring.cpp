@@ -171,7 +171,10 @@ class UringBackend final : public Backend {
   }
 
  private:
-  static constexpr uint64_t kWake = UINT64_MAX;  // used instead of a flight's index
+  // Used instead of a flight's index.
+  static constexpr uint64_t kWake = UINT64_MAX - 1;
+  // With kernels before 5.11, liburing drops completions that look like its own time limits.
+  static_assert(kWake != LIBURING_UDATA_TIMEOUT);
   // A wait for n completions ends after any n, so an interrupt must cause as many.
   static constexpr size_t kWakes = 8;
 
