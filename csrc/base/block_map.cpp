@@ -44,7 +44,8 @@ int allocate(int fd, uint64_t bytes) {
 
 // Opens a file of `bytes`. If it is no regular file of this size, errno is ENOENT.
 Descriptor open_complete(int folder, const std::string& name, int access, uint64_t bytes) {
-  Descriptor file(::openat(folder, name.c_str(), access | kOpenFlags));
+  Descriptor file(
+      open_descriptor([&] { return ::openat(folder, name.c_str(), access | kOpenFlags); }, WhenTaken::kGiveUp));
   struct stat status{};
   if (file.get() < 0 || ::fstat(file.get(), &status) != 0) return {};
   if (S_ISREG(status.st_mode) && static_cast<uint64_t>(status.st_size) == bytes) return file;

@@ -103,12 +103,21 @@ void write_about(int subfolder, const std::string& name, const std::string& abou
   (void)!::write(made.get(), about.data(), about.size());  // only people read it
 }
 
-// Visits the names in a folder.
-void for_each_name(int folder, const std::function<void(std::string_view)>& visit) {
-  Descriptor again(::openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  const std::unique_ptr<DIR, int (*)(DIR*)> opened(::fdopendir(::dup(again.get())), ::closedir);
-  if (!opened) return;
+int open_now(int folder, const std::string& name, int flags) {
+  return open_descriptor([&] { return ::openat(folder, name.c_str(), flags); }, WhenTaken::kGiveUp);
+}
+
+// Visits the names in a folder. Returns 0 or errno.
+int for_each_name(int folder, const std::function<void(std::string_view)>& visit) {
+  const int again = open_now(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  const std::unique_ptr<DIR, int (*)(DIR*)> opened(again < 0 ? nullptr : ::fdopendir(again), ::closedir);
+  if (!opened) {
+    const int error = errno;
+    if (again >= 0) ::close(again);
+    return error;
+  }
   while (const dirent* entry = ::readdir(opened.get())) visit(entry->d_name);
+  return 0;
 }
 
 // Frees blocks that a killed process allocated and did not mark.
@@ -252,23 +261,26 @@ CacheFolder::Opened CacheFolder::open_existing(const std::string& name) {
   return subfolder.get() < 0 ? failed(errno) : open_complete(subfolder.get(), name, UINT64_MAX);
 }
 
-void CacheFolder::for_each_object(const std::function<void(int, const std::string&)>& visit) const {
+int CacheFolder::for_each_object(const std::function<void(int, const std::string&)>& visit) const {
   std::vector<std::string> subfolders;
-  for_each_name(objects_.get(), [&](std::string_view name) {
+  int error = for_each_name(objects_.get(), [&](std::string_view name) {
     if (name.size() == kSubfolderDigits && is_hex(name)) subfolders.emplace_back(name);
   });
   std::vector<std::string> names;
   for (const std::string& subfolder : subfolders) {
     const Descriptor opened = open_subfolder(subfolder, /*create=*/false);
+    if (opened.get() < 0) error = errno;
     if (opened.get() < 0) continue;
     names.clear();
-    for_each_name(opened.get(), [&](std::string_view file) {
+    const int of_names = for_each_name(opened.get(), [&](std::string_view file) {
       if (std::string name = object_of(subfolder, file); !name.empty()) names.push_back(std::move(name));
     });
+    if (of_names != 0) error = of_names;
     std::sort(names.begin(), names.end());
     names.erase(std::unique(names.begin(), names.end()), names.end());
     for (const std::string& name : names) visit(opened.get(), name);
   }
+  return error;
 }
 
 std::vector<CachedObjectSummary> CacheFolder::list() const {
@@ -358,28 +370,38 @@ bool CacheFolder::evict_if_unused(const std::string& name, int64_t last_use_ns) 
   return true;
 }
 
-// Returns what an object takes. Nobody uses it.
-uint64_t CacheFolder::repair(int subfolder, const std::string& name) const {
-  const Descriptor data(::openat(subfolder, file_name(name, kData).c_str(), O_RDWR | kSafely));
+// Adds what an object takes. Nobody uses it. Returns 0, or errno if that is not known.
+int CacheFolder::repair(int subfolder, const std::string& name, uint64_t& used_bytes) const {
+  const Descriptor data(open_now(subfolder, file_name(name, kData), O_RDWR | kSafely));
   struct stat status{};
-  if (data.get() < 0 && errno == ENOENT) remove_files(subfolder, name);  // the rest of an object
-  if (data.get() < 0 || ::fstat(data.get(), &status) != 0 || !S_ISREG(status.st_mode)) return 0;
+  if (data.get() < 0 || ::fstat(data.get(), &status) != 0) {
+    const int error = errno;
+    if (error == ENOENT) remove_files(subfolder, name);  // the rest of an object
+    return error == ENOENT ? 0 : error;
+  }
+  if (!S_ISREG(status.st_mode)) return 0;
   const BlockGeometry geometry{static_cast<uint64_t>(status.st_size), shift()};
   HeldBlocks held;
   int error = BlockMap::count_held(subfolder, file_name(name, kMap), geometry.count(), held);
   if (error == ENOENT) remove_files(subfolder, name);
-  if (error != 0) return 0;
+  if (error != 0) return error == ENOENT ? 0 : error;
   if (static_cast<uint64_t>(status.st_blocks) * kBytesOfBlockCount > geometry.disk_bytes_of(held)) {
     const auto map = BlockMap::open(subfolder, file_name(name, kMap), geometry.count(), error);
-    if (map != nullptr) free_missing(data.get(), *map, geometry);
+    if (map == nullptr) return error;
+    free_missing(data.get(), *map, geometry);
   }
-  return geometry.disk_bytes_of(held) + geometry.overhead_bytes();
+  used_bytes += geometry.disk_bytes_of(held) + geometry.overhead_bytes();
+  return 0;
 }
 
 void CacheFolder::recount() {
   uint64_t used_bytes = 0;
-  for_each_object([&](int subfolder, const std::string& name) { used_bytes += repair(subfolder, name); });
-  totals_.recounted(used_bytes, boot_);
+  bool has_descriptors = true;
+  const int error = for_each_object([&](int subfolder, const std::string& name) {
+    has_descriptors = !is_out_of_descriptors(repair(subfolder, name, used_bytes)) && has_descriptors;
+  });
+  // Else objects are missing in the count: the old one stays, and the next process counts again.
+  if (has_descriptors && !is_out_of_descriptors(error)) totals_.recounted(used_bytes, boot_);
 }
 
 }  // namespace gdsdata

@@ -92,11 +92,12 @@ class CacheFolder {
   Opened open_complete(int subfolder, const std::string& name, uint64_t size_bytes) const;
   Opened create_object(int subfolder, const std::string& name, uint64_t size_bytes, const std::string& about);
   int fill_new(int subfolder, const std::string& name, const Opened& object, const std::string& about);
-  void for_each_object(const std::function<void(int subfolder, const std::string& name)>& visit) const;
+  // Returns 0, or errno if there may be more objects.
+  int for_each_object(const std::function<void(int subfolder, const std::string& name)>& visit) const;
   bool evict_if_unused(const std::string& name, int64_t last_use_ns);
   bool find_candidates();
   void recount();
-  uint64_t repair(int subfolder, const std::string& name) const;
+  int repair(int subfolder, const std::string& name, uint64_t& used_bytes) const;
 
   const std::string path_;
   const Descriptor folder_;

@@ -329,6 +329,30 @@ TEST_F(BlockCacheTest, AfterACrashOfTheMachineTheSpaceIsCountedAgain) {
   EXPECT_EQ(check_held(*second, other), 1U);
 }
 
+TEST_F(BlockCacheTest, WithTooFewDescriptorsTheSpaceIsNotCountedWrong) {
+  const Bytes content = random_bytes(4 * kBlock, 6), other = random_bytes(kBlock, 7);
+  {
+    const auto cache = open();
+    keep_all(*object(*cache, "a", content), content);
+    keep_all(*object(*cache, "b", other), other);
+  }
+  size_t refused = 0;
+  for (uint32_t left = 0; left < 16; ++left) {
+    std::shared_ptr<BlockCache> cache;
+    try {
+      const DescriptorLimit limit(count_descriptors() + left);
+      cache = open(kPlenty, kBoot + 1 + left);  // each boot counts again
+    } catch (const Failure& failure) {
+      EXPECT_EQ(failure.error().system_errno, EMFILE) << failure.error().message;
+      ++refused;
+      continue;
+    }
+    EXPECT_EQ(cache->statistics().used_bytes, 5 * kBlock + 2 * kOverhead) << "with " << left << " descriptors";
+  }
+  EXPECT_GT(refused, 0U);
+  EXPECT_LT(refused, 8U);
+}
+
 TEST_F(BlockCacheTest, AWrongBlockIsFoundByAVerification) {
   const Bytes content = random_bytes(3 * kBlock, 8);
   const auto cache = open();
