@@ -66,10 +66,20 @@ std::string folder_of(const std::string& path) {
   return slash == 0 ? "/" : path.substr(0, slash);
 }
 
+// Returns 0 or errno. Signals interrupt it on some file systems (NFS and FUSE).
+int sync(int fd) {
+  while (::fsync(fd) != 0) {
+    if (errno != EINTR) return errno;
+  }
+  return 0;
+}
+
 }  // namespace
 
 void sync_file(const File& file) {
-  if (::fsync(file.buffered()) != 0) throw Failure(system_error("sync to storage", file.path(), errno));
+  if (const int error = sync(file.buffered()); error != 0) {
+    throw Failure(system_error("sync to storage", file.path(), error));
+  }
 }
 
 void set_size(const File& file, uint64_t length_bytes) {
@@ -98,9 +108,8 @@ void sync_folder_of(const std::string& path) {
   const std::string folder = folder_of(path);
   const Descriptor descriptor(
       open_descriptor([&] { return ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); }));
-  if (descriptor.get() < 0 || ::fsync(descriptor.get()) != 0) {
-    throw Failure(system_error("sync the folder", folder, errno));
-  }
+  const int error = descriptor.get() < 0 ? errno : sync(descriptor.get());
+  if (error != 0) throw Failure(system_error("sync the folder", folder, error));
 }
 
 void replace(const std::string& temporary, const std::string& path) {

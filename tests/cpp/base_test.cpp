@@ -1,8 +1,10 @@
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -21,6 +23,19 @@
 #include "base/pickle.h"
 #include "base/processor.h"
 #include "testing.h"
+
+namespace {
+int interrupted_syncs = 0;
+}
+
+// Interrupted as often as a test asks for, as by a signal on a network file system.
+extern "C" int fsync(int fd) {
+  static const auto real = reinterpret_cast<decltype(&fsync)>(::dlsym(RTLD_NEXT, "fsync"));
+  if (interrupted_syncs == 0) return real(fd);
+  --interrupted_syncs;
+  errno = EINTR;
+  return -1;
+}
 
 namespace gdsdata::testing {
 namespace {
@@ -450,6 +465,16 @@ TEST(MappingTrial, TriesNowAndThenWhereMappingIsDearAndAlwaysWhereItIsNot) {
   EXPECT_LE(due(kDear), kRanges / 8) << "small folios are read, but for a few";
   EXPECT_GE(due(kDear), kRanges / 32);
   EXPECT_GE(due(kCheap), kRanges * 7 / 8) << "large ones begin somewhere";
+}
+
+TEST(Sync, GoesOnAfterASignal) {
+  const TemporaryFolder folder;
+  const auto file = File::open_for_writing(folder.write("a", random_bytes(100, 1)), /*create=*/false);
+  interrupted_syncs = 3;
+  sync_file(*file);
+  EXPECT_EQ(std::exchange(interrupted_syncs, 3), 0);
+  sync_folder_of(file->path());
+  EXPECT_EQ(interrupted_syncs, 0);
 }
 
 TEST(Mapping, IsCopiedFromAtTheLatestWhenARangeComesAgain) {
