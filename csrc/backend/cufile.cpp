@@ -164,6 +164,10 @@ class CufileBackend final : public Backend {
                    request.file->path(), request.offset, request.length});
       return going;
     }
+    if (request.file->buffered() < 0) {
+      fail(going, closed_error(request));
+      return going;
+    }
     int fd = request.file->direct();
     if (fd < 0) {
       if (options_.strict || options_.direct == DirectMode::kAlways) {

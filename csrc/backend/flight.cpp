@@ -46,6 +46,11 @@ bool Flight::begin(const Request& request, BounceArena& arena, bool others_in_fl
   options_ = &options;
   faults_ = faults;
   position_ = request.offset;
+  if (request.file->buffered() < 0) {
+    if (others_in_flight) return false;  // perhaps they have the last descriptors
+    fail(closed_error(request));
+    return true;
+  }
   direct_fd_ = options.direct == DirectMode::kNever ? -1 : request.file->direct();
   if (!is_direct() && options.direct != DirectMode::kNever) {
     if (others_in_flight && request.file->may_be_direct_later()) return false;

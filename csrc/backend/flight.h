@@ -33,7 +33,7 @@ class Flight {
   // Allocates bounce memory from `arena`. For a write, also copies the bytes that need it and
   // updates the checksums. Returns false if there is no room, and has then done nothing. If others
   // are in flight, it also returns false if the memory is not touched yet, or if no descriptor is
-  // left for O_DIRECT: try again when one of them has completed.
+  // left for the file or for O_DIRECT: try again when one of them has completed.
   bool begin(const Request& request, BounceArena& arena, bool others_in_flight, const BackendOptions& options,
              FaultPlan* faults);
 

@@ -15,6 +15,15 @@ Error truncated_error(const Request& request) {
           request.file->path(), request.offset, request.length};
 }
 
+Error closed_error(const Request& request) {
+  return {ErrorCode::kCorrupt,
+          "could not open '" + request.file->path() + "' again (offset " + std::to_string(request.offset) +
+              ", length " + std::to_string(request.length) +
+              " bytes): it was replaced or removed since it was indexed, or the process has no descriptor left; "
+              "iterate again to index it anew, or raise the limit of open files (ulimit -n)",
+          request.file->path(), request.offset, request.length};
+}
+
 Error direct_refused_error(const Request& request) {
   Error error = request.file->why_not_direct();
   error.offset = request.offset;

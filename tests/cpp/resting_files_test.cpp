@@ -212,6 +212,35 @@ TEST_F(RestingFiles, WhoseNameWasGivenToAnotherAreStillTheIndexedOnes) {
   });
 }
 
+TEST_F(RestingFiles, ThatCannotBeOpenedAgainSayWhy) {
+  in_own_process([&] {
+    const auto files = table();
+    open_all(files);
+    uint32_t resting = 0;
+    while (!files->get(resting)->rests()) ++resting;
+    const auto file = files->get(resting);
+    std::filesystem::rename(folder_.write("new", random_bytes(10, 9)), paths_[resting]);
+    for (const DirectMode direct : {DirectMode::kAuto, DirectMode::kAlways, DirectMode::kNever}) {
+      BackendOptions options;
+      options.direct = direct;
+      const auto backend = make_posix_backend(options);
+      Bytes memory(kRecordBytes);
+      const Piece piece{0, kRecordBytes, memory.data()};
+      Request request;
+      request.file = file.get();
+      request.length = kRecordBytes;
+      request.pieces = {&piece, 1};
+      ASSERT_EQ(backend->submit({&request, 1}), 1u);
+      Completion completion;
+      ASSERT_EQ(backend->reap({&completion, 1}, 1, std::chrono::seconds(1)), 1u);
+      ASSERT_TRUE(completion.error);
+      EXPECT_EQ(completion.error->code, ErrorCode::kCorrupt);
+      EXPECT_EQ(completion.error->path, paths_[resting]);
+      EXPECT_NE(completion.error->message.find("replaced"), std::string::npos) << completion.error->message;
+    }
+  });
+}
+
 TEST_F(RestingFiles, AreOnlyThoseWhoseMappingIsInThePageCache) {
   const auto file = File::open_for_reading(paths_[0]);
   EXPECT_EQ(file->rest(), nullptr) << "it has no mapping";
