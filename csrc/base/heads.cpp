@@ -13,6 +13,7 @@
 #include <string>
 #include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/descriptors.h"
@@ -75,9 +76,10 @@ class HeadReader {
 
  private:
   bool open(size_t file, WhenTaken when_taken) {
-    const int fd = open_without_waiting(paths_[file], when_taken);
+    Descriptor opened(open_without_waiting(paths_[file], when_taken));
+    const int fd = opened.get();
     if (fd < 0) return false;
-    opened_.emplace_back(fd);
+    opened_.push_back(std::move(opened));
     ::posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);  // the head alone, no read-ahead behind it
     // To the kernel, a length of 0 means the whole file.
     if (length_ > 0) ::posix_fadvise(fd, 0, static_cast<off_t>(length_), POSIX_FADV_WILLNEED);

@@ -11,6 +11,7 @@
 
 #include "backend/range_read.h"
 #include "backend/select.h"
+#include "base/heads.h"
 #include "engine/pending.h"
 #include "engine/prefetcher.h"
 #include "engine/whole.h"
@@ -226,6 +227,28 @@ TEST_P(NoMemory, ForABackendLeavesNoDescriptorOpen) {
 
 INSTANTIATE_TEST_SUITE_P(All, NoMemory, ::testing::Values("posix", "uring"),
                          [](const auto& info) { return std::string(info.param); });
+
+TEST(NoMemoryOfHeads, LeavesNoFileOpen) {
+  const TemporaryFolder folder;
+  std::vector<std::string> paths;
+  for (int i = 0; i < 5; ++i) paths.push_back(folder.write(std::to_string(i), random_bytes(10, 1)));
+  const PathList list(paths);
+  Bytes bytes(50);
+  std::vector<int64_t> read_bytes(5), size_bytes(5), mtime_ns(5);
+  const Heads heads{bytes.data(), read_bytes.data(), size_bytes.data(), mtime_ns.data()};
+  const size_t before = count_descriptors();
+  size_t failures = 0;
+  for (int first = 0; first < 40; ++first) {
+    try {
+      const FailingAllocations failing(first, 1, /*in_others=*/false);
+      EXPECT_EQ(read_heads(list, 10, 1, heads), std::nullopt);
+    } catch (const std::bad_alloc&) {
+      ++failures;
+    }
+    ASSERT_EQ(count_descriptors(), before) << "when allocation " << first << " fails";
+  }
+  EXPECT_GT(failures, 0u);
+}
 
 // A device whose allocations throw something that is no std::exception.
 class Unexpected final : public Device {
