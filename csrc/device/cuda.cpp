@@ -53,6 +53,8 @@ class Gpu {
         events_.pop_back();
         return event;
       }
+      if (events_.capacity() == made_events_) events_.reserve(2 * made_events_ + 1);
+      ++made_events_;
     }
     CudaApi::Event event = nullptr;
     // Not an event on which a thread can sleep: each of those raises an interrupt, and consecutive
@@ -60,7 +62,7 @@ class Gpu {
     api.check(api.event_create(&event, CudaApi::kEventDisableTiming), "making a CUDA event");
     return event;
   }
-  void give_back_event(CudaApi::Event event) {
+  void release_event(CudaApi::Event event) {
     if (process_ != process_id()) return;  // in a forked child, the lock may be held forever
     std::lock_guard lock(events_mutex_);
     events_.push_back(event);
@@ -85,7 +87,9 @@ class Gpu {
  private:
   const int64_t process_ = process_id();
   std::mutex events_mutex_;
+  // Events that nobody uses. It has room for all, so that a destructor returns one without memory.
   std::vector<CudaApi::Event> events_;
+  size_t made_events_ = 0;
   std::mutex module_mutex_;
   CudaApi::Function gather_ = nullptr;
 };
@@ -119,7 +123,7 @@ CudaApi::Address address(const std::byte* pointer) { return reinterpret_cast<Cud
 class CudaEvent final : public Event {
  public:
   explicit CudaEvent(Gpu& gpu) : gpu_(gpu), event_(gpu.take_event()) {}
-  ~CudaEvent() override { gpu_.give_back_event(event_); }
+  ~CudaEvent() override { gpu_.release_event(event_); }
   CudaEvent(const CudaEvent&) = delete;
   CudaEvent& operator=(const CudaEvent&) = delete;
 

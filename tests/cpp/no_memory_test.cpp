@@ -250,6 +250,20 @@ TEST(NoMemoryOfHeads, LeavesNoFileOpen) {
   EXPECT_GT(failures, 0u);
 }
 
+// A destructor cannot say that it failed, so the device has room for all of its events.
+TEST(NoMemoryOfADevice, TakesAllEventsBack) {
+  const auto device = test_device();
+  if (device == nullptr) GTEST_SKIP() << "no GPU, and no replacement of its driver";
+  const auto stream = device->make_stream();
+  Events events;
+  for (int i = 0; i < 100; ++i) events.push_back(stream->record());
+  {
+    const FailingAllocations failing(0, 1000, /*in_others=*/false);
+    events.clear();
+  }
+  EXPECT_NO_THROW(stream->record()->wait());
+}
+
 // A device whose allocations throw something that is no std::exception.
 class Unexpected final : public Device {
  public:
