@@ -595,6 +595,12 @@ def test_no_progress_is_a_stall_error_and_the_next_epoch_works(tmp_path, volumes
     assert_same_batches(dataset, volumes)
 
 
+# 2**64 nanoseconds and 0.4 ms: it would be a stall at once if it wrapped.
+def test_a_stall_timeout_of_centuries_is_no_stall(tmp_path, volumes):
+    dataset = read_volumes(tmp_path, backend="posix", stall_timeout_s=18446744073.71, faults="late=1,late_ms=300")
+    assert_same_batches(dataset, volumes)
+
+
 def test_a_stall_error_carries_the_statistics(tmp_path, volumes):
     dataset = read_volumes(tmp_path, backend="posix", stall_timeout_s=0.2, faults="late=1,late_ms=400")
     with pytest.raises(StallError) as error:

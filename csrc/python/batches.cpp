@@ -45,7 +45,7 @@ class Batches {
     options.sample_bytes = sample_bytes;
     options.batch_samples = batch_samples;
     options.conversion = conversion_of(conversion);
-    options.stall_timeout = std::chrono::milliseconds(static_cast<int64_t>(stall_timeout_s * 1000));
+    options.stall_timeout = std::chrono::duration_cast<std::chrono::milliseconds>(duration_of(stall_timeout_s));
     prefetcher_ = std::make_unique<Prefetcher>(std::move(engine), std::move(files), std::move(pool), options,
                                                std::move(residence));
   }
