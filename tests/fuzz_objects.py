@@ -91,7 +91,7 @@ class _Read:
     def cancel(self) -> None:
         pass
 
-    let_go = cancel
+    abandon = cancel
 
 
 @contextlib.contextmanager

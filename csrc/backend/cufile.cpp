@@ -385,7 +385,7 @@ class CufileBackend final : public Backend {
     going.completion.bytes[by_dma ? Route::kGds : Route::kGdsCompat] += going.request.length;
     if (by_dma) return;
     const char* why = api_.counts_routes
-                          ? "neither nvidia-fs nor PCI P2PDMA serves this file system (gdscheck -p tells why)"
+                          ? "neither nvidia-fs nor PCI P2PDMA serves this file system (gdscheck -p says why)"
                           : CufileApi::why_not_counted();
     const std::string text = std::string("cuFile copies through host memory, as far as is known: ") + why;
     if (options_.strict) {

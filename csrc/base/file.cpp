@@ -389,7 +389,7 @@ void read_each(int fd, const std::string& path, std::span<const int64_t> offsets
   std::fill_n(out, offsets.size() * length, std::byte{0});
   ::posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
   bool asked = false;
-  std::vector<PageRange> brought;
+  std::vector<PageRange> missing;
   for (size_t i = 0; i < offsets.size(); ++i, out += length) {
     for (size_t done = 0; done < length;) {
       const iovec rest{out + done, length - done};
@@ -406,7 +406,7 @@ void read_each(int fd, const std::string& path, std::span<const int64_t> offsets
         asked = true;
         for (size_t later = i; later < offsets.size(); ++later) {
           const PageRange pages(static_cast<uint64_t>(offsets[later]), length);
-          if ((later == i && is_on_its_way) || cached_pages(fd, pages) == 0) brought.push_back(pages);
+          if ((later == i && is_on_its_way) || cached_pages(fd, pages) == 0) missing.push_back(pages);
         }
         for (const int64_t later : offsets.subspan(i)) {
           advise(fd, PageRange(static_cast<uint64_t>(later), length), POSIX_FADV_WILLNEED);
@@ -414,7 +414,7 @@ void read_each(int fd, const std::string& path, std::span<const int64_t> offsets
       }
     }
   }
-  for (const PageRange pages : brought) advise(fd, pages, POSIX_FADV_DONTNEED);
+  for (const PageRange pages : missing) advise(fd, pages, POSIX_FADV_DONTNEED);
 }
 
 int64_t process_id() { return ::getpid(); }

@@ -110,7 +110,7 @@ class Current {
 
 // For destructors. If the driver has shut down, everything is released already.
 template <typename Call>
-void let_go(Gpu& gpu, Call call) {
+void release_on(Gpu& gpu, Call call) {
   if (gpu.api.context_push(gpu.context) != CudaApi::kSuccess) return;
   call();
   CudaApi::Context context = nullptr;
@@ -160,7 +160,7 @@ class CudaStream final : public Stream {
   }
   CudaStream(Gpu& gpu, CudaApi::Stream stream) : gpu_(gpu), owned_(false), stream_(stream) {}
   ~CudaStream() override {
-    if (owned_) let_go(gpu_, [&] { gpu_.api.stream_destroy(stream_); });
+    if (owned_) release_on(gpu_, [&] { gpu_.api.stream_destroy(stream_); });
   }
   CudaStream(const CudaStream&) = delete;
   CudaStream& operator=(const CudaStream&) = delete;
@@ -246,7 +246,7 @@ class CudaBuffer final : public DeviceBuffer {
   }
   // The driver waits for work that still uses the buffer.
   ~CudaBuffer() override {
-    let_go(gpu_, [&] { gpu_.api.memory_free(address_); });
+    release_on(gpu_, [&] { gpu_.api.memory_free(address_); });
   }
   CudaBuffer(const CudaBuffer&) = delete;
   CudaBuffer& operator=(const CudaBuffer&) = delete;
@@ -274,7 +274,7 @@ class CudaPinnedBuffer final : public PinnedBuffer {
   }
   ~CudaPinnedBuffer() override {
     if (process_ != process_id()) return;  // a forked child has nothing registered
-    let_go(gpu_, [&] { gpu_.api.host_unregister(memory_.data()); });
+    release_on(gpu_, [&] { gpu_.api.host_unregister(memory_.data()); });
   }
   CudaPinnedBuffer(const CudaPinnedBuffer&) = delete;
   CudaPinnedBuffer& operator=(const CudaPinnedBuffer&) = delete;
@@ -309,7 +309,7 @@ class CudaRegistration final : public Registration {
     on_device_ = pointer(on_device);
   }
   ~CudaRegistration() override {
-    let_go(gpu_, [&] { gpu_.api.host_unregister(memory_); });
+    release_on(gpu_, [&] { gpu_.api.host_unregister(memory_); });
   }
   CudaRegistration(const CudaRegistration&) = delete;
   CudaRegistration& operator=(const CudaRegistration&) = delete;

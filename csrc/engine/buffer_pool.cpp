@@ -28,7 +28,7 @@ std::shared_ptr<DeviceBuffer> BufferPool::take() {
     DeviceBuffer* buffer = pooled.buffer.release();
     return {buffer,
             [pool = shared_from_this(), announced = std::move(pooled.announced)](DeviceBuffer* returned) mutable {
-              pool->give_back({std::unique_ptr<DeviceBuffer>(returned), std::move(announced)});
+              pool->release({std::unique_ptr<DeviceBuffer>(returned), std::move(announced)});
             }};
   } catch (...) {
     handed_over();
@@ -41,7 +41,7 @@ void BufferPool::handed_over() {
   --kept_;
 }
 
-void BufferPool::give_back(Pooled pooled) {
+void BufferPool::release(Pooled pooled) {
   {
     std::lock_guard lock(mutex_);
     if (kept_ < max_kept_) {

@@ -33,7 +33,7 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
     std::unique_ptr<DeviceBuffer> buffer;
     std::shared_ptr<void> announced;
   };
-  void give_back(Pooled pooled);
+  void release(Pooled pooled);
   const std::shared_ptr<Device> device_;
   const size_t buffer_bytes_;
   const size_t max_kept_;

@@ -83,7 +83,7 @@ class BegunRead {
       : engine_(std::move(engine)),
         pending_(*engine_, std::move(group), std::move(on_end)),
         memory_(std::move(memory)) {}
-  ~BegunRead() { let_go(interpreter_end.begun ? std::chrono::milliseconds(0) : kPatience); }
+  ~BegunRead() { abandon(interpreter_end.begun ? std::chrono::milliseconds(0) : kPatience); }
   BegunRead(const BegunRead&) = delete;
   BegunRead& operator=(const BegunRead&) = delete;
 
@@ -107,7 +107,7 @@ class BegunRead {
   }
 
   void cancel() { pending_.cancel(); }
-  void let_go() { let_go(std::chrono::milliseconds(0)); }
+  void abandon() { abandon(std::chrono::milliseconds(0)); }
 
  private:
   static constexpr std::chrono::milliseconds kPatience{500};
@@ -131,7 +131,7 @@ class BegunRead {
 
   // If storage still uses the memory after `patience`, the memory is never freed. The same holds in
   // a forked child, where no read ends.
-  void let_go(std::chrono::nanoseconds patience) {
+  void abandon(std::chrono::nanoseconds patience) {
     if (finished_) return;
     pending_.cancel();
     if (engine_->forked() || !finished_within(patience, {})) memory_.release();
@@ -270,7 +270,7 @@ void bind_calls(py::module_& module) {
       .def("routes", &BegunRead::routes)
       .def("checksums", &BegunRead::checksums)
       .def("cancel", &BegunRead::cancel)
-      .def("let_go", py::overload_cast<>(&BegunRead::let_go));
+      .def("abandon", py::overload_cast<>(&BegunRead::abandon));
 
   py::class_<Output>(module, "Output")
       .def(py::init([](const Path& path, uint64_t length) {

@@ -227,7 +227,7 @@ class ReadCalls:
         for begun in left:
             begun.cancel()
         for begun in left:
-            begun.let_go()
+            begun.abandon()
 
 
 def _complete(call: _Call, begun: Any) -> None:

@@ -71,7 +71,7 @@ class ReadsInFlight:
         for read in reads:
             read.cancel()
         for read in reads:
-            read.let_go()
+            read.abandon()
         if self.has_stalled:
             raise StallError(f"a read was given up: nothing had been read for {self._timeout_s} s")
         raise EngineClosed(ITERATOR_CLOSED)

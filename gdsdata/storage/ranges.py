@@ -65,7 +65,7 @@ class BegunRange:
         """Read no more of it, unless it has ended."""
         if self._bytes is None:
             self._read.cancel()
-            self._read.let_go()
+            self._read.abandon()
 
 
 def read_many(wanted: Sequence[Range]) -> list[bytes]:
@@ -83,7 +83,7 @@ def read_many(wanted: Sequence[Range]) -> list[bytes]:
         _wait(read)
     except BaseException:
         read.cancel()
-        read.let_go()
+        read.abandon()
         raise
     ends = np.cumsum(lengths).tolist()
     return [memory[end - length : end].tobytes() for end, length in zip(ends, lengths, strict=True)]

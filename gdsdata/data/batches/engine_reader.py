@@ -111,10 +111,10 @@ class Reads:
         for read in self._begun:
             read.cancel()
 
-    def let_go(self) -> None:
+    def abandon(self) -> None:
         """Abandon the reads. The engine keeps their memory: it may still write there."""
         for read in self._begun:
-            read.let_go()
+            read.abandon()
 
 
 def sum_of(routes: Sequence[dict[str, int]]) -> dict[str, int]:
@@ -255,5 +255,5 @@ class EngineReader(AheadReader[IndexT, BatchRead]):
             if not self._reads.has_stalled:
                 with contextlib.suppress(NotYet):
                     one.exception(max(0.0, until - time.monotonic()))
-            one.let_go()
+            one.abandon()
         super().close()
