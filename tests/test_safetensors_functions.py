@@ -20,6 +20,7 @@ import gdsdata
 from gdsdata import safetensors as ours
 from gdsdata.checkpoint import tensor_reader
 from gdsdata.checkpoint.safetensors import files, installed, read_ahead
+from gdsdata.checkpoint.safetensors.numbered_names import by_numbers
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.formats.parsers.safetensors_header import DTYPES
 
@@ -253,6 +254,14 @@ def test_a_loop_in_a_known_order_reads_each_tensor_once_and_in_batches(tmp_path,
     assert len([name for batch in reads for name in batch]) <= len(names) + (12 if order == "numbers" else 0)
     assert len(reads) <= 14
     assert max(map(len, reads)) == 8
+
+
+def test_numbers_in_names_may_have_any_number_of_digits(tmp_path, reads):
+    tensors = {name: torch.ones(3) for name in ("a" + "9" * 5000, "a1" + "0" * 5000, "a2", "a010")}
+    gdsdata.save(tensors, tmp_path / "a.safetensors")
+    with ours.safe_open(tmp_path / "a.safetensors", "pt") as file:
+        assert all(torch.equal(file.get_tensor(name), tensors[name]) for name in tensors)
+    assert sorted(tensors, key=by_numbers) == ["a2", "a010", "a" + "9" * 5000, "a1" + "0" * 5000]
 
 
 def test_a_loop_whose_first_tensors_were_cached_reads_the_others_in_batches(tmp_path, monkeypatch, reads):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-import re
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
 from gdsdata.checkpoint.gc_pause import collector_paused
+from gdsdata.checkpoint.safetensors.numbered_names import by_numbers
 from gdsdata.checkpoint.stored import Stored
 from gdsdata.checkpoint.tensor_reader import TensorReader
 from gdsdata.checkpoint.urls import is_url
@@ -248,11 +248,6 @@ def _orders_of(tensors: Mapping[str, Stored]) -> Iterator[_Order]:
     names = sorted(tensors)
     yield _Order(names)
     yield _Order(sorted(tensors, key=lambda name: tensors[name].record.offset))
-    numbered = sorted(names, key=_counted)
+    numbered = sorted(names, key=by_numbers)
     if numbered != names:
         yield _Order(numbered)
-
-
-def _counted(name: str) -> list[tuple[int, str]]:
-    """Return a key that sorts by the values of the numbers in a name."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", name)]

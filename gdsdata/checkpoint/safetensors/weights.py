@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
@@ -11,6 +10,7 @@ from fnmatch import fnmatchcase
 import torch
 
 from gdsdata.checkpoint.open_object import open_path
+from gdsdata.checkpoint.safetensors.numbered_names import by_numbers
 from gdsdata.checkpoint.safetensors_file import read_headers, read_indexed, weight_map
 from gdsdata.checkpoint.stored import Stored
 from gdsdata.checkpoint.tensor_reader import TensorReader
@@ -78,7 +78,7 @@ def open_weights(files: Sequence[str], index: str | None = None) -> list[Weight]
         FileNotFoundError: a file is missing that ``files`` or ``index`` names.
         IoError, PermissionError: a file cannot be read.
     """
-    ordered = sorted(files, key=lambda path: (_counted(path), path))
+    ordered = sorted(files, key=lambda path: (by_numbers(os.path.basename(path)), path))
     if index is None:
         headers = read_headers(ordered)
     else:
@@ -239,9 +239,3 @@ def _names_in(folder: str) -> list[str]:
         return os.listdir(folder)
     store, prefix = store_and_key(joined(folder, ""))
     return [os.path.basename(one.url) for one in store.list(prefix, "/") if isinstance(one, ObjectInfo)]
-
-
-def _counted(path: str) -> list[tuple[int, str]]:
-    """Return a key that sorts by the values of the numbers in a file's name."""
-    parts = re.split(r"([0-9]+)", os.path.basename(path))
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
