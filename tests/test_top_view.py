@@ -270,6 +270,15 @@ def test_an_unspecified_address_takes_addresses_and_no_names():
     assert not one.is_for_here("evil.example:8000") and not one.is_for_here("")
 
 
+def test_a_client_leaves_out_the_port_of_http():
+    one = server.Server("127.0.0.1", 0, rates.Sampler(client.ask))
+    one.server_close()
+    assert not one.is_for_here("127.0.0.1")
+    one.server_port = 80
+    assert one.is_for_here("127.0.0.1") and one.is_for_here("localhost") and one.is_for_here("127.0.0.1:80")
+    assert not one.is_for_here("evil.example") and not one.is_for_here("127.0.0.1:8000")
+
+
 @pytest.mark.parametrize(
     ("where", "parsed"),
     [
@@ -277,6 +286,7 @@ def test_an_unspecified_address_takes_addresses_and_no_names():
         ("127.0.0.1:0", ("127.0.0.1", 0)),
         ("localhost:1", ("127.0.0.1", 1)),
         ("[::1]:8000", ("::1", 8000)),
+        ("[0:0:0:0:0:0:0:1]:8000", ("::1", 8000)),  # as browsers write it in the Host header
     ],
 )
 def test_addresses_are_parsed(where, parsed):

@@ -25,6 +25,7 @@ from gdsdata.observe.live.rates import Sampler, View
 _PAGE = Path(__file__).with_name("page.html")
 _REQUEST_S = 10.0  # a client that sends its request no faster is left
 _LOOPBACK_NAMES = ("localhost",)
+_USUAL_PORT = 80  # of http: clients leave it out of the Host header
 
 
 class Server(ThreadingHTTPServer):
@@ -54,11 +55,12 @@ class Server(ThreadingHTTPServer):
             names += _LOOPBACK_NAMES
         # An unspecified address is reached by many, so any IP address is one of this machine's.
         self.takes_any_address = ipaddress.ip_address(address).is_unspecified
-        self.hosts = {f"{name}:{self.server_port}" for name in names}
+        self.names = frozenset(names)
 
     def is_for_here(self, host: str) -> bool:
         """Return whether a request's Host header names this server."""
-        if host.lower() in self.hosts:
+        name = host.lower().removesuffix(f":{self.server_port}")
+        if name in self.names and (name != host.lower() or self.server_port == _USUAL_PORT):
             return True
         return self.takes_any_address and re.fullmatch(r"([\d.]+|\[[\da-fA-F:]+\])(:\d+)?", host) is not None
 
@@ -144,7 +146,7 @@ def parsed(where: str) -> tuple[str, int]:
     if address == "localhost":
         address = "127.0.0.1"
     try:
-        ipaddress.ip_address(address)
+        address = str(ipaddress.ip_address(address))  # in its short form, as browsers write it
     except ValueError:
         raise ValueError(f"--serve {where}: give an IP address of this machine, not a name") from None
     return address, int(found[3])
