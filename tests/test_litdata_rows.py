@@ -10,7 +10,7 @@ from test_litdata import write_index
 
 import gdsdata
 from gdsdata.errors import CorruptData
-from gdsdata.formats import LitData
+from gdsdata.formats import LitData, arrow
 from gdsdata.formats.tables import TableIndex
 
 MAGIC = b"LDARW01\0"
@@ -120,6 +120,18 @@ def test_damage_says_from_where_its_bytes_are_counted(tmp_path):
     with pytest.raises(CorruptData, match=f"bytes 8 to .*counted from {begin}, where Arrow begins") as caught:
         LitData().index([path])
     assert caught.value.offset == begin + 8
+
+
+def test_bytes_that_are_gone_are_counted_from_there_too(tmp_path):
+    begin, rows = 4096, pa.BufferOutputStream()
+    with pa.ipc.new_stream(rows, two_tables()[0].schema) as writer:
+        writer.write_table(two_tables()[0])
+    stream = rows.getvalue().to_pybytes().removesuffix(b"\xff" * 4 + b"\0" * 4)  # without its end mark
+    path = tmp_path / "a.bin"
+    path.write_bytes(b"\0" * begin + stream)
+    with pytest.raises(CorruptData, match=f"bytes {len(stream)} to .*shorter.*counted from {begin}") as caught:
+        arrow.index_files([str(path)], None, None, lambda file: (begin, len(stream) + 8))
+    assert (caught.value.offset, caught.value.length) == (begin + len(stream), 8)
 
 
 @pytest.mark.parametrize("compression", [None, "zstd"])

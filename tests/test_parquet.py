@@ -20,7 +20,7 @@ from gdsdata.data.order.permutation import Order
 from gdsdata.data.order.row_groups import InOrder, RowGroupPermutation, RowGroups, RowGroupShuffle
 from gdsdata.data.ranks import Share
 from gdsdata.errors import CorruptData, EngineClosed
-from gdsdata.formats import Parquet, column_values, recognise
+from gdsdata.formats import Parquet, column_values, parquet, recognise
 from gdsdata.formats.parsers.parquet_footer import row_groups_of
 from gdsdata.formats.tables import TableIndex
 
@@ -756,6 +756,11 @@ class TestFooters:
         with pytest.raises(ValueError, match=f"{path}: column 'text' is encrypted"):
             Parquet().index([path])
         assert read_all(path, format=Parquet(columns=("id",))) == {"id": list(range(10))}
+
+    def test_of_a_column_in_another_file_name_both_files_and_a_remedy(self):
+        leaf = parquet._Leaf("text", 4, 10, 1, True, 10, "b.parquet", False)
+        with pytest.raises(ValueError, match=r"a.parquet: column 'text' lies in 'b.parquet'.*name that file.*columns="):
+            leaf.check(0, 1, 100, "a.parquet")
 
 
 def test_a_file_is_recognised_by_its_magic(tmp_path):

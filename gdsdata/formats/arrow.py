@@ -206,8 +206,12 @@ def _index_batches(path: str, wanted: Sequence[str] | None, fill_null: FillNull,
 
 
 def _read(file: Opened, begin: int, offset: int, count: int) -> bytes:
-    """Return bytes of Arrow, which begins in a file at ``begin``."""
+    """Return bytes of Arrow, which begins in a file at ``begin``.
+
+    Raises:
+        CorruptData: they are not there. It counts from ``begin``: see `_places_named`.
+    """
     data = file.read(begin + offset, count)
     if len(data) < count:
-        raise damaged(file.path, begin + offset, count, "the file has become shorter while it was indexed")
+        raise damaged(file.path, offset, count, "the file has become shorter while it was indexed")
     return data

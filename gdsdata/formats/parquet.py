@@ -191,7 +191,10 @@ class _Leaf(NamedTuple):
         if self.is_encrypted:
             raise ValueError(f"{path}: column {self.name!r} is encrypted: write it without, or leave it out (columns=)")
         if self.other_file:
-            raise ValueError(f"{path}: column {self.name!r} lies in {self.other_file!r}, which is not followed")
+            raise ValueError(
+                f"{path}: column {self.name!r} lies in {self.other_file!r}, which is not followed: name that file as a "
+                "source, or leave the column out (columns=)"
+            )
         is_inside = len(magics.PARQUET) <= self.begin <= self.begin + self.length <= footer_at and self.length >= 0
         fits = self.values == rows if self.is_flat else self.values >= rows
         if not is_inside or rows < 0 or not fits or not self.length:
