@@ -3,14 +3,16 @@
 import functools
 import json
 import os
+import re
 import shutil
 import tarfile
 import tempfile
 from pathlib import Path
 
 import pytest
+from helpers import REPOSITORY
 
-from gdsdata.doctor import CHECKS, RecordedHost, ThisHost, diagnose, works
+from gdsdata.doctor import CHECKS, RecordedHost, ThisHost, diagnose, system, works
 from gdsdata.doctor.pcie import between
 from gdsdata.doctor.place import mounts, place_of
 from gdsdata.doctor.probes import LIMITS_S, PROBES
@@ -451,6 +453,8 @@ CASES = {
         ("yes", "nfs_rdma", {}, "unlimited"),
         ("yes", "laptop", {"proc/self/status": "CapEff:\t000001ffffffffff\n"}, "CAP_IPC_LOCK"),
         ("no", "container", {}, "limit 67108864 bytes; control group 34.4 GB"),
+        ("yes", "laptop", {"proc/self/limits": "Max locked memory  33554432  33554432  bytes\n"}, "limit 33554432"),
+        ("no", "laptop", {"proc/self/limits": "Max locked memory  33554431  33554431  bytes\n"}, "limit 33554431"),
         ("no", "nfs_rdma", {"sys/fs/cgroup/memory.max": "134217728\n"}, "control group 0.1 GB"),
         ("unknown", "laptop", {"proc/self/limits": None}, "/proc/self/limits"),
     ],
@@ -482,6 +486,15 @@ def test_check_says(tmp_path, check, answer, name, changes, says):
     assert (found.name, found.answer) == (check, answer), found
     assert says in found.evidence
     assert found.remedy or answer != "no"
+
+
+@pytest.mark.skipif(not (REPOSITORY / "csrc").exists(), reason="not a checkout")
+def test_registered_memory_is_that_of_the_engine():
+    tuned = dict(re.findall(r"(k\w+) = (\d+(?: << \d+)?)[,;]", (REPOSITORY / "csrc" / "tuning.h").read_text()))
+    shift = tuned["kRegisteredBytes"].split(" << ")
+    assert int(shift[0]) << int(shift[1]) == system._REGISTERED_BOUNCE_BYTES
+    assert int(tuned["kMostUringWorkers"]) == system._WORKERS
+    assert int(tuned["kMostUringWorkersOfGpu"]) == system._WORKERS_OF_GPU
 
 
 def test_every_check_has_a_case_for_each_answer():

@@ -6,9 +6,13 @@ import re
 
 from gdsdata.doctor.evidence import Host
 from gdsdata.doctor.finding import Answer, check, no, unknown, yes
-from gdsdata.doctor.place import Place
+from gdsdata.doctor.place import Place, gpus
 
-_MOST_BOUNCE_BYTES = 12 * 16 << 20  # of 12 workers, the most that the engine has by default
+_WORKERS, _WORKERS_OF_GPU = 8, 12  # the most that an engine has by default
+_MOST_BOUNCE_BYTES = _WORKERS_OF_GPU * 16 << 20
+# A worker registers with io_uring a part of its bounce memory (kRegisteredBytes in
+# csrc/tuning.h), and its staging memory, which has 11.3 MiB by default.
+_REGISTERED_BOUNCE_BYTES, _MOST_STAGING_BYTES = 4 << 20, 12 << 20
 _CAP_IPC_LOCK = 14
 _SECCOMP_FILTER = "2"
 # The vector instructions that most of the engine's fast ways need, by the kind of processor, with
@@ -26,7 +30,7 @@ def io_uring(host: Host, place: Place) -> Answer:
     This may be kernel.io_uring_disabled (1: all but a group and CAP_SYS_ADMIN, 2: all;
     admin-guide/sysctl/kernel), or a seccomp filter such as Docker's.
     """
-    remedy = "permit io_uring's calls (containers: seccomp; kernel.io_uring_disabled), on a kernel of 5.11 or newer"
+    remedy = "permit io_uring's calls (containers: seccomp; kernel.io_uring_disabled), on a kernel of 5.6 or newer"
     disabled = host.text("/proc/sys/kernel/io_uring_disabled")
     filtered = status_field(host, "Seccomp") == _SECCOMP_FILTER
     found = host.probe("io_uring")
@@ -70,11 +74,11 @@ def vector_instructions(host: Host, place: Place) -> Answer:
 def locked_memory(host: Host, place: Place) -> Answer:
     """Compare the limits on locked memory with what the engine may register.
 
-    io_uring's registered bounce memory counts against RLIMIT_MEMLOCK (io_uring_register(2)), as do
-    RDMA's buffers. A process with CAP_IPC_LOCK has no such limit, but may have a control group's.
-    The engine registers at most workers * bounce_bytes. If the limit is lower, it works with memory
-    that is not registered.
+    Memory that is registered with io_uring counts against RLIMIT_MEMLOCK (io_uring_register(2)), as
+    do RDMA's buffers. A process with CAP_IPC_LOCK has no such limit, but may have a control
+    group's. If the limit is lower, the engine works with memory that is not registered.
     """
+    most_registered_bytes = _most_registered_bytes(host)
     limit = re.search(r"Max locked memory\s+(\S+)", host.text("/proc/self/limits") or "")
     if not limit:
         return unknown("/proc/self/limits does not say")
@@ -86,12 +90,19 @@ def locked_memory(host: Host, place: Place) -> Answer:
         if group < 2 * _MOST_BOUNCE_BYTES:
             most = f"the engine's own may be {_MOST_BOUNCE_BYTES / 1e9:.2f} GB"
             return no(said, f"give the container more memory: {most}")
-    if limit[1] == "unlimited" or int(limit[1]) >= _MOST_BOUNCE_BYTES:
+    if limit[1] == "unlimited" or int(limit[1]) >= most_registered_bytes:
         return yes(said)
     if capabilities >> _CAP_IPC_LOCK & 1:
         return yes(f"{said}, which CAP_IPC_LOCK overrides")
-    most = f"{_MOST_BOUNCE_BYTES} bytes at most are registered"
+    most = f"{most_registered_bytes} bytes at most are registered"
     return no(said, f"ulimit -l unlimited (docker run --ulimit memlock=-1); {most}")
+
+
+def _most_registered_bytes(host: Host) -> int:
+    """Return how much an engine with the default options registers, with a GPU if there is one."""
+    if gpus(host):
+        return _WORKERS_OF_GPU * (_REGISTERED_BOUNCE_BYTES + _MOST_STAGING_BYTES)
+    return _WORKERS * _REGISTERED_BOUNCE_BYTES
 
 
 def _group_limit_bytes(host: Host) -> int | None:
