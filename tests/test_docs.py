@@ -21,6 +21,7 @@ import torch
 from helpers import forget_stores
 
 import gdsdata
+from gdsdata import EngineOptions
 from gdsdata.checkpoint.background import checkpointer
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -379,6 +380,59 @@ def test_figures_and_diagrams_are_those_of_the_results(docs_scripts, tmp_path):
     kept = {path: (ROOT / "docs" / path).read_text() for path in drawn}
     assert drawn == kept, "run `make figures`"
     assert {path.name for path in drawn} == {"figures.md"} | {p.name for p in (ROOT / "docs" / "figures").iterdir()}
+
+
+# Folders whose row in the page names every module. Rows of others say how their modules are named.
+NAMED_ONE_BY_ONE = [
+    "data", "data/order", "data/batches", "io", "observe", "observe/live", "checkpoint", "checkpoint/torch_zip",
+    "checkpoint/background", "checkpoint/dcp", "checkpoint/safetensors", "collective", "integrations",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("folder", ["", *NAMED_ONE_BY_ONE])
+def test_the_architecture_names_every_module(folder):
+    page = (ROOT / "docs" / "internals" / "architecture.md").read_text()
+    row = re.search(rf"^\| `{folder}/` \| .*$", page, re.MULTILINE)[0] if folder else page
+    modules = {path.stem for path in (PACKAGE / folder).glob("*.py")} - {"__init__"}
+    assert modules and {name for name in modules if f"`{name}`" not in row} == set()
+
+
+@pytest.mark.parametrize("name", [one.name for one in dataclasses.fields(EngineOptions) if one.name != "faults"])
+def test_the_table_of_options_has_each_default(name):
+    default = getattr(EngineOptions(), name)
+    plain = f'"{default}"' if isinstance(default, str) else str(default).removesuffix(".0")
+    shown = {2**20: "1 MiB", 2**14: "16 KiB"}.get(default, plain)
+    page = (ROOT / "docs" / "guide" / "data-sets.md").read_text()
+    assert re.search(rf"^\| `{name}` \| `?{re.escape(shown)}[`:]? ", page, re.MULTILINE)
+
+
+@pytest.mark.skipif(not (ROOT / "csrc").exists(), reason="not a checkout")
+def test_pages_have_the_sizes_and_counts_that_the_engine_is_tuned_to():
+    tuned = {}
+    for name, value in re.findall(r"(k\w+) = (\d+(?: << \d+)?)[,;]", (ROOT / "csrc" / "tuning.h").read_text()):
+        number, _, shift = value.partition(" << ")
+        tuned[name] = int(number) << int(shift or 0)
+    mib = {name: f"{number / 2**20:g} MiB" for name, number in tuned.items()}
+    read, written = mib["kHostReadSegmentBytes"], mib["kHostWriteSegmentBytes"]
+    to_gpu, from_gpu = mib["kDeviceReadSegmentBytes"], mib["kDeviceWriteSegmentBytes"]
+    bounce, least, staging = mib["kSharedBounceBytes"], mib["kLeastBounceBytes"], mib["kStagingBytes"]
+    workers, of_gpu, parts = (tuned[f"kMost{one}"] for one in ("UringWorkers", "UringWorkersOfGpu", "SegmentParts"))
+    descriptors = f"half of `RLIMIT_NOFILE`, up to {tuned['kMostCachedDescriptors']:,}"
+    for page, words in (
+        ("guide/data-sets.md", f"0 is {read}, {to_gpu} on the way to a GPU, {from_gpu} from a GPU, {written} for"),
+        ("guide/data-sets.md", f"0 shares {bounce} among all workers, with at least {least} for each"),
+        ("guide/data-sets.md", f"Each epoch checks {tuned['kCheckedAtOnce']} of the open files"),
+        ("guide/data-sets.md", f"neighbors within {tuned['kCoalesceGapBytes'] >> 10} KiB share a request"),
+        ("guide/tuning.md", f"| {read}, to a GPU {to_gpu} and from a GPU {from_gpu} "),
+        ("guide/tuning.md", f"| `staging_bytes` | {staging} for each worker"),
+        ("guide/tuning.md", f"one fewer than cores, from 1 to {workers}, or {of_gpu} to a GPU"),
+        ("guide/tuning.md", f"| `queue_depth` | {tuned['kQueueDepth']} |"),
+        ("internals/architecture.md", f"from {mib['kLeastSegmentBytes']} to `segment_bytes` or {parts} parts"),
+        ("internals/architecture.md", f"a read of at most {mib['kShortReadBytes']} does the work itself"),
+        ("internals/scale.md", f"up to {workers}, or {of_gpu} of a GPU; {tuned['kPosixWorkers']} without io_uring"),
+        ("internals/scale.md", descriptors),
+    ):  # fmt: skip
+        assert words in " ".join((ROOT / "docs" / page).read_text().split()), page
 
 
 def test_every_question_cites_an_issue_thread():
