@@ -35,6 +35,10 @@ class Secret(NotPickled):
     expires_at: float = field(default=math.inf, kw_only=True)
     source: str = field(default="", kw_only=True, compare=False)
 
+    def lifetime_s(self, at: float, most_s: float) -> float:
+        """Return how long it is used from a time on (as `expires_at`), a second at least."""
+        return max(1.0, min(most_s, self.expires_at - at))
+
 
 @dataclass(frozen=True)
 class Anonymous(Secret):

@@ -116,7 +116,7 @@ class AzureStore(SigningStore):
     def access(self, key: str) -> Access:
         """Return what requests for the blob need."""
         secret = self.secrets.current()
-        lifetime_s = max(1.0, min(MOST_ACCESS_S, secret.expires_at - time.time()))
+        lifetime_s = secret.lifetime_s(time.time(), MOST_ACCESS_S)
         signed = self._signed(self._request("GET", key), secret, "r", lifetime_s)
         return Access(signed.url, dict(signed.headers), lifetime_s)
 

@@ -80,7 +80,7 @@ class GcsStore(XmlStore):
         """Sign a URL in its query, or add the token to the headers."""
         secret = self.secrets.current()
         now = time.time()
-        lifetime_s = max(1, int(min(MOST_ACCESS_S, secret.expires_at - now)))
+        lifetime_s = int(secret.lifetime_s(now, MOST_ACCESS_S))
         if isinstance(secret, Keys):
             if self._billed:
                 url += f"?{sigv4.query_of({'userProject': self._billed['x-goog-user-project']})}"

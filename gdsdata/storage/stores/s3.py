@@ -115,7 +115,7 @@ class S3Store(XmlStore):
         if not isinstance(secret, Keys):
             return Access(url, {}, MOST_ACCESS_S)
         now = _utc_now()
-        lifetime_s = max(1, int(min(MOST_ACCESS_S, secret.expires_at - now.timestamp())))
+        lifetime_s = int(secret.lifetime_s(now.timestamp(), MOST_ACCESS_S))
         return Access(sigv4.with_query(sigv4.AWS, "GET", url, secret, self.region, now, lifetime_s), {}, lifetime_s)
 
     def payload_headers(self, sha256: str) -> dict[str, str]:

@@ -88,9 +88,8 @@ class WebStore(NotPickled):
         """Return what requests for the object need."""
         secret = self.secret()
         headers = {**self._headers, **_token(secret)}
-        return Access(
-            web_urls.encoded(self._url + key), headers, max(1.0, min(MOST_ACCESS_S, secret.expires_at - time.time()))
-        )
+        lifetime_s = secret.lifetime_s(time.time(), MOST_ACCESS_S)
+        return Access(web_urls.encoded(self._url + key), headers, lifetime_s)
 
     def doubt_secret(self, age_s: float) -> None:
         """Renew the token, if there is one: see `Store.doubt_secret`."""
