@@ -33,7 +33,7 @@ from gdsdata.data.batches.piece_memory import SpareMemory
 from gdsdata.data.batches.pieces import OpenPieces
 from gdsdata.data.order import measured
 from gdsdata.errors import CorruptData, StallError
-from gdsdata.formats import Npy, Records, Safetensors
+from gdsdata.formats import Npy, Records, Safetensors, Tokens
 
 RECORDS = Records("u1", (64,))
 SHAPE = Lanes(8, 4, 5)  # pieces of five samples, so that even small data has many windows
@@ -355,10 +355,40 @@ def test_samples_whose_fields_lie_apart_come_from_no_window_that_passes_before(t
         opened = OpenPieces(index, permutation, range(1), EngineOptions(direct="always"), 60.0)
         opened.reach(0)
         assert permutation.windows == 2
-        for window, positions in enumerate((range(12), range(12, 30))):
-            local = opened.local(index.plan(permutation(np.array(positions, np.int64))))
-            assert (local.source >= len(index.paths) + window).all(), seed  # a later one has not passed either
+        positions = np.arange(30)
+        steps = positions // 9
+        local = opened.local(index.plan(permutation(positions)), steps)
+        passed = local.of_pieces(permutation.windows_of(steps))  # so many windows have, when the step is read
+        assert set(passed) == {0, 1}
+        assert (local.source >= len(index.paths) + passed).all(), seed
         opened.close()
+
+
+_WINDOWS_OF_TOKENS = {"format": Tokens("u1", 64, stride=4), "shuffle": Lanes(4, 2, 2), "batch_size": 4, "seed": 1}
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "arguments"),
+    [
+        (83 * 64, {"shuffle": Lanes(2, 4, 5), "batch_size": 8, "uneven": "repeat"}),
+        (83 * 64, {"shuffle": Lanes(1, 8, 5), "batch_size": 4, "uneven": "pad", "rank": 1, "world_size": 2}),
+        (33 * 4 + 65, _WINDOWS_OF_TOKENS),
+    ],
+    ids=["repeat", "pad", "windows of tokens that overlap"],
+)
+def test_a_last_step_is_read_from_no_window_that_passes_before_it(tmp_path, size_bytes, arguments):
+    """It has samples of the first window, or of no lane. The first window has the bytes of both."""
+    (tmp_path / "0.bin").write_bytes(random_bytes(size_bytes, 0))
+    expected = read(tmp_path, **arguments, options=EngineOptions(direct="never"))
+    dataset = read(tmp_path, **arguments, prefetch=1, options=EngineOptions(direct="always"))
+    assert len(dataset) * expected._samples.step_samples > expected.samples  # the last step is a partial one
+    for _ in range(3):
+        batches = iter(dataset)
+        first = next(batches)
+        held = dataset._iteration.running.pieces._held
+        assert len(held) == 2
+        assert eventually(lambda held=held: all(one.done() and one.result().is_local for one in held.values()))
+        assert_same_batches([first, *batches], list(expected))
 
 
 def test_pieces_are_closed_while_a_window_waits_for_reads_that_never_begin(folder, monkeypatch, short_calls):

@@ -174,9 +174,9 @@ def test_the_second_plan_is_made_before_the_first_batch_is_waited_for(tmp_path, 
     before_first: list[int] = []
     plan, taking = RingReader.plan, ring._taking
 
-    def noted_plan(reader, samples, sizes):
+    def noted_plan(reader, samples, sizes, steps):
         so_far.append(len(sizes))
-        plan(reader, samples, sizes)
+        plan(reader, samples, sizes, steps)
 
     def noted_taking(*arguments):
         take = taking(*arguments)

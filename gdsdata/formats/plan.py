@@ -36,6 +36,12 @@ class Plan(NamedTuple):
         """The length of each piece in bytes: int64 (p,), as ``length``."""
         return np.full(len(self.offset), self.length) if isinstance(self.length, int) else self.length
 
+    def of_pieces(self, values: np.ndarray) -> np.ndarray:
+        """Return the value of each piece's sample: (p,), of values (m,)."""
+        if self.sample_ptr is not None:
+            return np.repeat(values, np.diff(self.sample_ptr))
+        return np.repeat(values, len(self.source) // max(1, len(self.samples)))
+
     def split(self, sizes: Sequence[int] | np.ndarray) -> list[Plan]:
         """Return the plans of batches of so many samples each: views of the arrays."""
         ends = np.cumsum(sizes)

@@ -94,8 +94,8 @@ class AheadReader(Reader[IndexT], Generic[IndexT, BegunT]):
         """Return one batch of the samples of several that have come."""
         return self._begin(Plan.joined([part.plan for part in parts]))
 
-    def plan(self, samples: np.ndarray, sizes: np.ndarray) -> None:
-        self._planned.extend(self.located(samples).split(sizes))
+    def plan(self, samples: np.ndarray, sizes: np.ndarray, steps: np.ndarray) -> None:
+        self._planned.extend(self.located(samples, sizes, steps).split(sizes))
         self._begin_some()
 
     def next(self) -> Any:

@@ -202,26 +202,31 @@ class OpenPieces(Chunks[_Window]):
             there = window
         return 0 if there is None else bisect.bisect_left(steps, self._permutation.steps_within(there))
 
-    def local(self, plan: Plan) -> Plan:
+    def local(self, plan: Plan, steps: np.ndarray) -> Plan:
         """Wait for the pieces of these samples; return the plan with the pieces in memory.
+
+        A window is dropped before the first step that begins behind it. The last, partial step can
+        have samples of any window, or of none, and extents of tokens overlap. So a window can have
+        a sample's bytes, and pass before its step is read.
 
         Args:
             plan: of samples of steps in the windows that `reach` has come to.
+            steps: int64, the step of each sample.
 
         Raises:
             StallError: nothing has moved for ``stall_timeout_s``.
         """
         on_line = self._file_begin[plan.source] + plan.offset
         source, offset = plan.source.copy(), plan.offset.copy()
+        begins_in = plan.of_pieces(self._permutation.windows_of(steps))
         unknown = np.ones(len(source), bool)
-        # The later window first: a piece that two windows have stays there while a sample of either
-        # can be asked for.
-        for number, opened in sorted(self._held.items(), reverse=True):
+        for number, opened in sorted(self._held.items()):
             window = self._wait_for(opened)
             if window.has_nothing:
                 continue
             run = window.farthest[np.searchsorted(window.begin, on_line, side="right") - 1]
-            inside = (window.begin[run] <= on_line) & (on_line + plan.length <= window.end[run]) & unknown
+            inside = (window.begin[run] <= on_line) & (on_line + plan.length <= window.end[run])
+            inside &= unknown & (begins_in <= number)
             unknown &= ~inside
             inside[inside] = self._are_read(window, run[inside])
             run = run[inside]

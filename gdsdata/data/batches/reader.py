@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
+from gdsdata.data.order.permutation import as_array
 from gdsdata.errors import ITERATOR_CLOSED, EngineClosed
 from gdsdata.formats.index import SampleIndex
 from gdsdata.formats.plan import Plan
@@ -51,17 +52,24 @@ class Reader(ABC, Generic[IndexT]):
         self.reach = None if pieces is None else pieces.reach
 
     @abstractmethod
-    def plan(self, samples: np.ndarray, sizes: np.ndarray) -> None:
-        """Add batches of ``sizes`` samples each, with their ids in ``samples`` (int64)."""
+    def plan(self, samples: np.ndarray, sizes: np.ndarray, steps: np.ndarray) -> None:
+        """Add batches.
 
-    def plan_in_order(self, order: Order, epoch: int, numbers: range | np.ndarray) -> None:
-        """Add batches of an order by their numbers."""
-        self.plan(*order.samples_of(epoch, numbers))
+        Args:
+            samples: int64, the ids of all batches' samples.
+            sizes: int64 (B,), samples of each batch.
+            steps: int64 (B,), the number of each batch in the epoch.
+        """
 
-    def located(self, samples: np.ndarray) -> Plan:
-        """Return where samples are read from."""
+    def plan_in_order(self, order: Order, epoch: int, steps: range | np.ndarray) -> None:
+        """Add batches of an order by their numbers in the epoch, which ascend."""
+        numbers = as_array(steps)
+        self.plan(*order.samples_of(epoch, numbers), numbers)
+
+    def located(self, samples: np.ndarray, sizes: np.ndarray, steps: np.ndarray) -> Plan:
+        """Return where the samples of batches are read from. The arguments are those of `plan`."""
         plan = self.index.plan(samples)
-        return plan if self.pieces is None else self.pieces.local(plan)
+        return plan if self.pieces is None else self.pieces.local(plan, np.repeat(steps, sizes))
 
     def steps_local(self, steps: range | np.ndarray) -> int:
         """Return how many of these steps, from the first on, need not wait for a chunk.

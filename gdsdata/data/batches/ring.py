@@ -89,24 +89,24 @@ class RingReader(Reader[Index]):
 
             self.next = partial(self._next_of_slot, SlotBatches(self._batches, settings.device))
 
-    def plan(self, samples: np.ndarray, sizes: np.ndarray) -> None:
-        plan = self.located(samples)
+    def plan(self, samples: np.ndarray, sizes: np.ndarray, steps: np.ndarray) -> None:
+        plan = self.located(samples, sizes, steps)
         first = np.concatenate([[0], np.cumsum(sizes)])
         sizes = self._noted(sizes, lambda begin, end: samples[first[begin] : first[end]])
         self._batches.plan(plan.source, plan.offset, sizes)
 
-    def plan_in_order(self, order: Order, epoch: int, numbers: range | np.ndarray) -> None:
+    def plan_in_order(self, order: Order, epoch: int, steps: range | np.ndarray) -> None:
         """Add batches of an order. The engine computes where a uniform one finds its samples."""
         uniform = order.uniform(epoch)
         if self.pieces is not None or uniform is None:
-            return super().plan_in_order(order, epoch, numbers)
-        with order.memory_errors_named(len(numbers)):
+            return super().plan_in_order(order, epoch, steps)
+        with order.memory_errors_named(len(steps)):
             if not self._has_order:
                 index = self.index
                 self._batches.set_order(*uniform, index.first_sample, index.base_bytes, index.stride_bytes)
                 self._has_order = True
-            begin, length, sizes = order.runs_of(numbers)
-        sizes = self._noted(sizes, lambda begin, end: order.samples_of(epoch, numbers[begin:end])[0])
+            begin, length, sizes = order.runs_of(steps)
+        sizes = self._noted(sizes, lambda begin, end: order.samples_of(epoch, steps[begin:end])[0])
         self._batches.plan_runs(begin, length, sizes)
 
     def _noted(self, sizes: np.ndarray, ids: Callable[[int, int], np.ndarray]) -> np.ndarray:

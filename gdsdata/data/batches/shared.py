@@ -83,7 +83,7 @@ class SharedReader(Reader[IndexT]):
         self._gathers: Gathers | None = None
         self._handed_out = self._ready = 0
 
-    def plan(self, samples: np.ndarray, sizes: np.ndarray) -> None:
+    def plan(self, samples: np.ndarray, sizes: np.ndarray, steps: np.ndarray) -> None:
         most = -(-sizes // self._peers.count)
         begins = np.minimum(self._peers.place * most, sizes)
         mine = np.minimum(begins + most, sizes) - begins
@@ -91,7 +91,7 @@ class SharedReader(Reader[IndexT]):
         if mine.any():
             parts = [ids[begin : begin + count] for ids, begin, count in zip(batches, begins, mine, strict=True)]
             with _current(self._part_stream):
-                self._inner.plan(np.concatenate(parts), mine[mine > 0])
+                self._inner.plan(np.concatenate(parts), mine[mine > 0], steps[mine > 0])
         checks = [zlib.crc32(ids.tobytes()) for ids in batches]
         self._parts.plan(map(Planned, sizes.tolist(), mine.tolist(), most.tolist(), checks))
         self._left_to_gather += len(sizes)

@@ -181,6 +181,10 @@ class LanePermutation:
         """Return the window that a step begins in."""
         return min(step * self._a_step // self._a_window, self._windows - 1)
 
+    def windows_of(self, steps: np.ndarray) -> np.ndarray:
+        """Return the window that each of these steps begins in: int64 (S,) both."""
+        return np.minimum(steps * self._a_step // self._a_window, self._windows - 1)
+
     def steps_within(self, window: int) -> int:
         """Return how many steps need no window behind this one."""
         if window >= self._windows - 1:
