@@ -225,3 +225,12 @@ def test_a_folder_that_cannot_be_opened_is_one_error(tmp_path, capfd):
     folder.hold(generation(1, 2))
     gc.collect()
     assert "Exception ignored" not in capfd.readouterr().err
+
+
+def test_a_memory_folder_that_is_not_there_is_named_with_the_remedy(tmp_path):
+    """A checkpointer gives these words in its warnings."""
+    folder = MemoryFolder(str(tmp_path / "lost"), "run")
+    with pytest.raises(FileNotFoundError, match=rf"'{tmp_path}/lost' does not exist: create it, or pass another"):
+        folder.held()
+    (tmp_path / "lost").mkdir()
+    assert folder.held().copies == ()

@@ -114,8 +114,12 @@ class MemoryFolder:
         Raises:
             OSError: it cannot be made, or another user may write into it.
         """
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(self.path, 0o700)
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(self.path, 0o700)
+        except FileNotFoundError as error:
+            message = f"'{os.path.dirname(self.path)}' does not exist: create it, or pass another memory_folder="
+            raise FileNotFoundError(error.errno, message) from None
         found = self._checked()
         return f"{node_name()} {found.st_dev} {found.st_ino}"
 
