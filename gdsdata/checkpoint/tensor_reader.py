@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
-import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from gdsdata.checkpoint.gc_pause import collector_resumed
 from gdsdata.checkpoint.open_file import table_of
 from gdsdata.checkpoint.stored import Record, Stored, bytes_of, bytes_of_storage
 from gdsdata.checkpoint.tensor_kinds import has_own_memory
+from gdsdata.checkpoint.tensor_rows import PAGE_BYTES, Rows, is_read_with_gaps, overlapping, without_gaps
 from gdsdata.checkpoint.threads import CallThreads, results_of
 from gdsdata.checkpoint.tree import Path, name_of
 from gdsdata.errors import CorruptData
@@ -30,11 +30,6 @@ from gdsdata.progress_bars import current
 if TYPE_CHECKING:
     from gdsdata.collective.transfers import SharedReads
 
-# Rows are read together with the gaps between them if the mean gap is smaller than this: the gaps'
-# pages are read anyway.
-_PAGE_BYTES = 4096
-# Such a read is at most this many times as long as its rows.
-_MOST_TIMES_AS_LONG = 16
 # A batch of this size is read while the rest is still collected.
 _BATCH_BYTES = 256 << 20
 _BATCHES_AT_A_TIME = 4
@@ -137,7 +132,7 @@ class TensorReader:
                 return self._all_of(target, stored, name)
             if target.numel() == 0:
                 return None
-            rows = _Rows(stored, target.stride())
+            rows = Rows(stored, target.stride())
             if not rows.sizes:
                 return self._all_of(target, stored, name)
             if engine.reaches(target.device) and self._is_read_in_place(rows, stored, target.device):
@@ -155,15 +150,15 @@ class TensorReader:
         else:
             self.bytes_into(bytes_of(target.detach()), stored.record, stored.offset, name)
 
-    def _is_read_in_place(self, rows: _Rows, stored: Stored, device: torch.device) -> bool:
+    def _is_read_in_place(self, rows: Rows, stored: Stored, device: torch.device) -> bool:
         if self.verify and stored.size_bytes == stored.record.size_bytes:
             return False  # a checksum needs all rows in one read
         if 0 in rows.of_target:  # several elements share memory: torch raises its own error
             return False
-        is_long = rows.size_bytes >= _PAGE_BYTES or not _is_read_with_gaps(stored, rows)
+        is_long = rows.size_bytes >= PAGE_BYTES or not is_read_with_gaps(stored, rows)
         return is_long and (device.type == "cpu" or rows.follow_in_target)  # on a GPU, one copy serves adjacent rows
 
-    def _rows_into(self, target: torch.Tensor, rows: _Rows, stored: Stored, name: Path) -> None:
+    def _rows_into(self, target: torch.Tensor, rows: Rows, stored: Stored, name: Path) -> None:
         extents = self._by_device.setdefault(target.device, Extents())
         extents.names += [name] * rows.count
         extents.records += [stored.record] * rows.count
@@ -175,9 +170,9 @@ class TensorReader:
 
     def _values(self, stored: Stored, device: torch.device, name: Path) -> torch.Tensor:
         """Return a new tensor that `run` fills."""
-        tight = _without_gaps(stored)
-        rows = _Rows(stored, tight)
-        if _is_read_with_gaps(stored, rows) or not engine.reaches(device):
+        tight = without_gaps(stored)
+        rows = Rows(stored, tight)
+        if is_read_with_gaps(stored, rows) or not engine.reaches(device):
             (values,) = self.tensors({name: stored}, device).values()
         else:
             values = torch.empty_strided(stored.shape, tight, dtype=stored.dtype, device=device)
@@ -190,7 +185,7 @@ class TensorReader:
         Their strides are those in the file. If they overlap in the file, they share memory.
         """
         made: dict[Path, torch.Tensor] = {}
-        for group in _overlapping(wanted):
+        for group in overlapping(wanted):
             path, stored = group[0]
             if len(group) == 1 and stored.span_bytes == stored.size_bytes:  # half of the time of a view
                 made[path] = new_tensor(stored.shape, stored.stride, stored.dtype, device)
@@ -341,96 +336,6 @@ class TensorReader:
                 engine.warn_once(f"{name_of(name)} in '{of_file}' has no checksum, {words}")
             else:
                 engine.warn_once(f"'{of_file}' has no checksums: verify=True compares nothing in such files")
-
-
-class _Rows:
-    """Rows: the longest stretches of a tensor without gaps in file and memory.
-
-    Args:
-        stored: the tensor in the file.
-        stride: of the tensor in memory, in elements.
-
-    Attributes:
-        size_bytes: of each row.
-        sizes: how many rows there are along each of the other dimensions.
-        of_stored, of_target: the steps from one row to the next along these dimensions, in bytes.
-    """
-
-    def __init__(self, stored: Stored, stride: Sequence[int]) -> None:
-        dimensions = [
-            dimension for dimension in zip(stored.stride, stride, stored.shape, strict=True) if dimension[2] != 1
-        ]
-        dimensions.sort(reverse=True)
-        elements = 1
-        while dimensions and dimensions[-1][0] == dimensions[-1][1] == elements:
-            elements *= dimensions.pop()[2]
-        width = stored.dtype.itemsize
-        self.size_bytes = elements * width
-        self.of_stored = [step * width for step, _, _ in dimensions]
-        self.of_target = [step * width for _, step, _ in dimensions]
-        self.sizes = [size for _, _, size in dimensions]
-
-    @property
-    def count(self) -> int:
-        return math.prod(self.sizes)
-
-    @property
-    def follow_in_target(self) -> bool:
-        """Whether the rows are adjacent in memory, in the order of the file."""
-        expected = self.size_bytes
-        for step, size in zip(reversed(self.of_target), reversed(self.sizes), strict=True):
-            if step != expected:
-                return False
-            expected *= size
-        return True
-
-    def offsets(self, steps: Sequence[int]) -> np.ndarray:
-        """Return each row's distance from the first one, in bytes.
-
-        ``steps`` are `of_stored` or `of_target`.
-        """
-        found = np.zeros(1, np.int64)
-        for step, size in zip(steps, self.sizes, strict=True):
-            found = (found[:, None] + np.arange(size, dtype=np.int64) * step).reshape(-1)
-        return found
-
-
-def _without_gaps(stored: Stored) -> tuple[int, ...]:
-    """Return the strides of a tensor whose elements have the same order and no gaps."""
-    strides, elements = [0] * len(stored.shape), 1
-    for axis in sorted(range(len(stored.shape)), key=lambda axis: (stored.stride[axis], -axis)):
-        strides[axis] = elements
-        elements *= stored.shape[axis]
-    return tuple(strides)
-
-
-def _is_read_with_gaps(stored: Stored, rows: _Rows) -> bool:
-    gaps_bytes = stored.span_bytes - stored.size_bytes
-    return gaps_bytes < rows.count * _PAGE_BYTES and stored.span_bytes <= _MOST_TIMES_AS_LONG * stored.size_bytes
-
-
-def _overlapping(wanted: dict[Path, Stored]) -> list[list[tuple[Path, Stored]]]:
-    """Return groups of tensors that share bytes of one record.
-
-    They share them directly, or through others of their group.
-    """
-    groups: list[list[tuple[Path, Stored]]] = []
-    end = 0
-
-    def place(item: tuple[Path, Stored]) -> tuple[str, int, int]:
-        return item[1].record.path, item[1].record.offset, item[1].offset
-
-    for path, stored in sorted(wanted.items(), key=place):
-        last = groups[-1][0][1] if groups else None
-        shared = last is not None and last.record == stored.record and stored.offset < end and stored.span_bytes > 0
-        # A tensor of another dtype might begin between two elements of the group's.
-        if last is not None and shared and (stored.offset - last.offset) % stored.dtype.itemsize == 0:
-            groups[-1].append((path, stored))
-            end = max(end, stored.offset + stored.span_bytes)
-        else:
-            groups.append([(path, stored)])
-            end = stored.offset + stored.span_bytes
-    return groups
 
 
 def _copied(error: BaseException) -> BaseException:
