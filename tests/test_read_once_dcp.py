@@ -64,7 +64,9 @@ def _loads(rank, folder):
     state = zeros()
     found["verify"] = counted(folder / "ours", state, GDSLoadPlanner(read_once=True), verify=True), digest_of(state)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(storage_reader, "_OWN_BYTES", 3 * MIB * (rank + 1))  # ranks read in different numbers of rounds
+        patch.setattr(
+            storage_reader, "MOST_OWN_BYTES", 3 * MIB * (rank + 1)
+        )  # ranks read in different numbers of rounds
         transposed = {
             "layers.1.weight": torch.zeros(2 * 700_001)[::2],
             "layers.2.weight": torch.zeros(700_002, 2)[:, 0],

@@ -157,8 +157,11 @@ def load(
         strict: require that the file and ``into`` have the same names. The file need have only one
             of the names of a tensor (tied weights). False: names in both are loaded, with a warning
             if there is none.
-        verify: compare checksums while reading. Files of torch have them, and safetensors files
-            that gdsdata wrote.
+        verify: compare the checksum of every byte that is returned. Files of torch have one for
+            each storage, and safetensors files that gdsdata wrote one for each tensor. If only a
+            part of a storage is wanted, all of it is read, into memory of its own: at most 1 GiB
+            (or one storage) at a time. A file without checksums is loaded with a warning. The
+            header of a safetensors file has no checksum.
         weights_only: torch's rules for what a pickle may make (`torch.load`).
         group: the ranks that read together: a process group, a `DeviceMesh` of one dimension (as
             ``mesh["dp"]``), or ``"auto"``: the default group, if torch.distributed has several

@@ -27,12 +27,14 @@ class Record(NamedTuple):
         file: the file; None if the record is in no file, and not to be read.
         offset, size_bytes: where the bytes lie in the file.
         crc32: the checksum of all of them; None if the file has none.
+        is_compared_by_caller: who has them read looks for checksums within them.
     """
 
     file: OpenFile | None
     offset: int
     size_bytes: int
     crc32: int | None = None
+    is_compared_by_caller: bool = False
 
     def __setstate__(self, state: Any) -> None:
         raise sealed(self)

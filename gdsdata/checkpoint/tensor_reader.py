@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import os
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
@@ -16,12 +15,12 @@ from torch.autograd.graph import increment_version
 from gdsdata.checkpoint.extents import Extents, ReadCall, SharedExtents
 from gdsdata.checkpoint.gc_pause import collector_resumed
 from gdsdata.checkpoint.open_file import table_of
+from gdsdata.checkpoint.record_checksums import RecordParts, compare, is_compared
 from gdsdata.checkpoint.stored import Record, Stored, bytes_of, bytes_of_storage
 from gdsdata.checkpoint.tensor_kinds import has_own_memory
 from gdsdata.checkpoint.tensor_rows import PAGE_BYTES, Rows, is_read_with_gaps, overlapping, without_gaps
 from gdsdata.checkpoint.threads import CallThreads, results_of
 from gdsdata.checkpoint.tree import Path, name_of
-from gdsdata.errors import CorruptData
 from gdsdata.io import engine
 from gdsdata.io.new_memory import new_storage, new_tensor
 from gdsdata.io.options import EngineOptions
@@ -43,7 +42,7 @@ class TensorReader:
 
     Args:
         options: of the engine.
-        verify: compare the checksum of each record that is read as a whole.
+        verify: compare the checksum of each record. If only a part is wanted, all of it is read.
         together: the ranks that read together; all of them call `run`. None: this one alone.
 
     Attributes:
@@ -55,6 +54,7 @@ class TensorReader:
     def __init__(self, options: EngineOptions, verify: bool, together: SharedReads | None = None) -> None:
         self._options, self.verify, self._together = options, verify, together
         self._by_device: dict[torch.device, Extents] = {}
+        self._parts = RecordParts()  # that `run` reads
         self._afterwards: list[Callable[[], object]] = []
         self._batches = CallThreads(_BATCHES_AT_A_TIME, "gdsdata-read")  # made when needed
         self._begun: list[Future[None]] = []
@@ -95,6 +95,8 @@ class TensorReader:
         if size_bytes == 0:
             return
         device = target.device
+        if self._compares(record) and size_bytes != record.size_bytes:
+            return self._parts.add(record, device, name, functools.partial(_copy_bytes, target, offset))
         extents = self._by_device.get(device)
         if extents is None:
             extents = self._by_device[device] = Extents()
@@ -140,6 +142,9 @@ class TensorReader:
         target = target.detach()
         if target.numel() == 0:
             return None
+        if self._compares(stored.record):
+            device = target.device if engine.reaches(target.device) else torch.device("cpu")
+            return self._parts.add(stored.record, device, name, functools.partial(_copy_values, target, stored))
         values = self._values(stored, target.device, name)
         self.own_bytes += values.nbytes
         return self.afterwards(functools.partial(target.copy_, values))
@@ -150,8 +155,11 @@ class TensorReader:
         else:
             self.bytes_into(bytes_of(target.detach()), stored.record, stored.offset, name)
 
+    def _compares(self, record: Record) -> bool:
+        return self.verify and is_compared(record)
+
     def _is_read_in_place(self, rows: Rows, stored: Stored, device: torch.device) -> bool:
-        if self.verify and stored.size_bytes == stored.record.size_bytes:
+        if self._compares(stored.record):
             return False  # a checksum needs all rows in one read
         if 0 in rows.of_target:  # several elements share memory: torch raises its own error
             return False
@@ -203,9 +211,7 @@ class TensorReader:
         self.bytes_into(bytes_of_storage(storage), stored.record, begin, path)
         made = {}
         for path, stored in group:
-            first = (stored.offset - begin) // stored.dtype.itemsize
-            empty = torch.empty(0, dtype=stored.dtype, device=device)
-            made[path] = empty.set_(storage, first, stored.shape, stored.stride)
+            made[path] = _view(storage, begin, stored)
         return made
 
     def afterwards(self, call: Callable[[], object]) -> None:
@@ -253,31 +259,47 @@ class TensorReader:
             if isinstance(error, Exception) or self._together is not None:
                 self._error = _copied(error)
             else:
-                self._interrupted, self._begun = self._calls, []
+                self._interrupted += self._calls
+                self._calls, self._begun = [], []
             raise
 
     def _run(self) -> None:
+        try:
+            for parts in self._parts.rounds():
+                memories = [self._memory_for(one.record, one.device, one.name) for one in parts]
+                self._read_collected()
+                for one, memory in zip(parts, memories, strict=True):
+                    for take in one.takes:
+                        take(memory)
+        finally:  # waits for the batches that have begun
+            self._batches.shutdown()
+        self._parts.clear()
+        for call in self._afterwards:
+            call()
+
+    def _memory_for(self, record: Record, device: torch.device, name: Path) -> torch.Tensor:
+        """Return new memory that the next `_read_collected` fills with a whole record."""
+        memory = bytes_of_storage(new_storage(record.size_bytes, device))
+        self._memory_of(memory, record, 0, name)
+        return memory
+
+    def _read_collected(self) -> None:
         if self._together is None:
             self._read_alone()
         else:  # the collector stays paused: views of all tensors are made meanwhile
             reads = {device: self._parts_reader_of(device) for device in self._by_device}
             SharedExtents(self._by_device, reads, self.verify).read_with(self._together)
-            self._by_device = {}
-        for call in self._afterwards:
-            call()
+        self._by_device = {}
 
     def _read_alone(self) -> None:
         with collector_resumed():
-            try:
-                for device, extents in self._by_device.items():
-                    self._reader_of(device, extents)()
-                for call in self._interrupted:
-                    call()
-                for _ in results_of(self._begun):
-                    pass
-                self._calls = self._interrupted = []  # they hold tensors
-            finally:  # waits for the batches that have begun
-                self._batches.shutdown()
+            for device, extents in self._by_device.items():
+                self._reader_of(device, extents)()
+            for call in self._interrupted:
+                call()
+            for _ in results_of(self._begun):
+                pass
+            self._calls, self._interrupted = [], []  # they hold tensors
 
     def _reader_of(self, device: torch.device, extents: Extents) -> Callable[[], None]:
         """Return a function that makes these reads, and that any thread may call.
@@ -312,30 +334,23 @@ class TensorReader:
         for file in files:
             file.check_unchanged()
         self._bar.add(sum(extents.sizes_bytes))
-        unknown: dict[str, Path] = {}  # a name for each file
-        for i, found in enumerate(checksums):
-            record, name = extents.records[i], extents.names[i]
-            if extents.sizes_bytes[i] != record.size_bytes:
-                continue
-            if record.crc32 is None:
-                unknown.setdefault(record.path, name)
-            elif found != record.crc32:
-                raise CorruptData(
-                    f"{name_of(name)} in '{record.path}', {record.size_bytes} bytes from offset {record.offset} on, "
-                    f"has the checksum {found:08x} and not {record.crc32:08x}: the file was changed since it was "
-                    "written",
-                    record.path,
-                    record.offset,
-                    record.size_bytes,
-                )
-        known = {record.path for record in extents.records if record.crc32 is not None}
-        for path, name in sorted(unknown.items()):
-            of_file = os.path.basename(path)
-            if path in known:
-                words = "though others have: verify=True does not compare it. The file was changed since it was written"
-                engine.warn_once(f"{name_of(name)} in '{of_file}' has no checksum, {words}")
-            else:
-                engine.warn_once(f"'{of_file}' has no checksums: verify=True compares nothing in such files")
+        compare(extents, checksums)
+
+
+def _view(storage: torch.UntypedStorage, begin: int, stored: Stored) -> torch.Tensor:
+    """Return a stored tensor in a storage that has the bytes of its record from ``begin`` on."""
+    empty = torch.empty(0, dtype=stored.dtype, device=storage.device)
+    return empty.set_(storage, (stored.offset - begin) // stored.dtype.itemsize, stored.shape, stored.stride)
+
+
+def _copy_bytes(target: torch.Tensor, offset: int, record: torch.Tensor) -> None:
+    """Fill a tensor without gaps from the memory of a whole record."""
+    bytes_of(target.detach()).copy_(record[offset : offset + target.nbytes])
+
+
+def _copy_values(target: torch.Tensor, stored: Stored, record: torch.Tensor) -> None:
+    """Fill a tensor with the values that a stored one has in the memory of its whole record."""
+    target.copy_(_view(record.untyped_storage(), 0, stored))
 
 
 def _copied(error: BaseException) -> BaseException:

@@ -162,7 +162,7 @@ class GDSLoadStrategy(strategies.TorchDistLoadShardedStrategy):  # type: ignore[
     raises errors as `GDSStorageReader` does.
 
     Args:
-        verify: compare the checksum of each tensor that is read as a whole.
+        verify: compare the checksum of each stored tensor, which is then read as a whole.
         options: of the engine; None: the defaults.
         settings, named: of `TorchDistLoadShardedStrategy`.
     """

@@ -313,7 +313,7 @@ class AsyncCheckpointer:
         Args:
             state: as for `save`.
             step: the step; None: the one that was saved last.
-            verify: compare checksums while reading.
+            verify: compare the checksum of every byte, as `load` does.
             weights_only: torch's rules for what a pickle may make (`torch.load`).
             once: with ``replicas``, how often a byte is read: for each ``"node"``, or once in the
                 whole ``"job"``; see `gdsdata.load`.

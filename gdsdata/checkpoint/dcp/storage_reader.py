@@ -31,6 +31,7 @@ from gdsdata.checkpoint.dcp.packed_plan import PackedPlan, packed_plan
 from gdsdata.checkpoint.explanations import torch_errors_explained
 from gdsdata.checkpoint.gc_pause import collector_paused
 from gdsdata.checkpoint.open_file import OpenFile, missing
+from gdsdata.checkpoint.record_checksums import MOST_OWN_BYTES
 from gdsdata.checkpoint.stored import Record, Stored
 from gdsdata.checkpoint.tensor_reader import TensorReader
 from gdsdata.checkpoint.tree import first_device
@@ -43,9 +44,6 @@ from gdsdata.progress_bars import bar
 if TYPE_CHECKING:
     from gdsdata.collective.transfers import SharedReads
 
-# Tensors that are not read in place pass through at most this much memory at a time, or through the
-# memory of one larger tensor.
-_OWN_BYTES = 1 << 30
 _LOOKED_AT_ITEMS = 64  # of a plan, for its size
 
 
@@ -80,11 +78,11 @@ class GDSStorageReader(FileSystemReader):
         reader = gdsdata.GDSStorageReader("step-100")
         torch.distributed.checkpoint.load(state, storage_reader=reader)
 
-    Only the part of a stored tensor that the plan wants is read: its rows, with gaps of less than a
-    page between them. Values that lie in the file as in memory are read in place. Others pass
-    through memory of their own: at most 1 GiB (or one tensor) at a time. If only torch can read a
-    value (extensions, quantized tensors), `FileSystemReader` reads it, and a warning says so. No
-    file stays open between two loads.
+    Only the part of a stored tensor that the plan wants is read, unless ``verify`` is set: its
+    rows, with gaps of less than a page between them. Values that lie in the file as in memory are
+    read in place. Others pass through memory of their own: at most 1 GiB (or one tensor) at a time.
+    If only torch can read a value (extensions, quantized tensors), `FileSystemReader` reads it, and
+    a warning says so. No file stays open between two loads.
 
     Tensors are read side by side: a planner's ``resolve_tensor`` is called for many items before
     its ``commit_tensor`` is called for the first of them, with the tensor of that item.
@@ -94,7 +92,9 @@ class GDSStorageReader(FileSystemReader):
 
     Args:
         path: of the folder, or its URL.
-        verify: compare the CRC-32 of each tensor that is read as a whole, and of each other value.
+        verify: compare the CRC-32 of every stored tensor and other value that is read. If the plan
+            wants a part of a stored tensor, all of it is read, through memory of its own. A file
+            without checksums is loaded with a warning.
         options: of the engine; None: the defaults.
 
     A load raises these on every rank, within DCP's `CheckpointException`:
@@ -228,7 +228,7 @@ class GDSStorageReader(FileSystemReader):
             if item.lengths != stored.shape:
                 check_shape(item, stored, self._tensors_of_metadata, self._metadata_file)
             _read_tensor(item, stored, planner, reader)
-            if reader.own_bytes >= _OWN_BYTES:
+            if reader.own_bytes >= MOST_OWN_BYTES:
                 reader.run()
                 reader = TensorReader(self.options, self.verify, together)
         reader.run()
@@ -278,8 +278,8 @@ class GDSStorageReader(FileSystemReader):
     ) -> None:
         check_size(item.storage_index, info, file)
         content = torch.empty(info.length, dtype=torch.uint8)
-        # A part of a record: `reader` compares no checksum, and warns of none. `load` compares it.
-        reader.bytes_into(content, Record(file, 0, file.size_bytes), info.offset, (item.storage_index.fqn,))
+        record = Record(file, info.offset, info.length, is_compared_by_caller=True)  # by `load`
+        reader.bytes_into(content, record, 0, (item.storage_index.fqn,))
 
         def load() -> None:
             place = _place_of(item, info, file)

@@ -1,0 +1,221 @@
+"""With verify=True, a load compares the checksum of every byte that it returns."""
+
+import functools
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from object_server import serving
+from test_checkpoint import bits
+from test_dcp import failure_of, on_ranks
+from test_read_once import error_of
+from torch.distributed.checkpoint.planner import LoadItemType
+
+import gdsdata
+from gdsdata import AsyncCheckpointer, GDSStorageReader, GDSStorageWriter
+from gdsdata.checkpoint import record_checksums, tensor_reader
+from gdsdata.errors import CorruptData
+
+
+def views_of(base):
+    """Return views of parts of one storage, whose rows, gaps and overlaps differ."""
+    grid = base.reshape(60, 100)
+    return {
+        "begin": base[:1000],
+        "row": grid[40],
+        "every.second": base[1::2],
+        "columns": grid[:, 30:60],
+        "turned": grid[10:20].t(),
+        "one": base[777],
+        "expanded": base[5:6].expand(6000),  # as many bytes as the storage has
+        "nothing": base[:0],
+    }
+
+
+VIEWS = tuple(views_of(torch.zeros(6000)))
+WITH_BYTES = VIEWS[:-1]
+
+
+@pytest.fixture
+def path(tmp_path):
+    """A file whose tensors are all views of parts of one storage."""
+    torch.save(views_of(torch.arange(6000.0)), tmp_path / "x.pt")
+    return tmp_path / "x.pt"
+
+
+def damage(path, place):
+    """Change one byte of the first storage: of the element at ``place``."""
+    content = bytearray(path.read_bytes())
+    content[content.index(bits(torch.arange(6000.0))) + 4 * place + 2] ^= 1
+    path.write_bytes(content)
+
+
+def place_in(name):
+    """Return an element of a view, as a place in the storage."""
+    return int(views_of(torch.arange(6000.0))[name].reshape(-1)[-1])
+
+
+def into_like(name, **how):
+    return {name: torch.zeros_like(views_of(torch.arange(6000.0))[name].contiguous(), **how)}
+
+
+LOADS = {
+    "only": lambda path, name: gdsdata.load(path, only=[name], verify=True)[name],
+    "dtype": lambda path, name: gdsdata.load(path, only=[name], dtype=torch.float64, verify=True)[name],
+    "into": lambda path, name: gdsdata.load(path, into=into_like(name), strict=False, verify=True)[name],
+    "into-strided": lambda path, name: gdsdata.load(
+        path, into={name: torch.zeros(*into_like(name)[name].shape, 2)[..., 1]}, strict=False, verify=True,
+    )[name],
+    "into-cast": lambda path, name: gdsdata.load(
+        path, into=into_like(name, dtype=torch.float64), strict=False, dtype=torch.float64, verify=True,
+    )[name],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", VIEWS)
+@pytest.mark.parametrize("load", LOADS)
+def test_parts_of_storages_have_their_values(path, load, name):
+    found, expected = LOADS[load](path, name), views_of(torch.arange(6000.0))[name]
+    assert torch.equal(found.double(), expected.double()) and found.shape == expected.shape
+
+
+@pytest.mark.parametrize("name", WITH_BYTES)
+@pytest.mark.parametrize("load", LOADS)
+def test_a_damaged_part_of_a_storage_is_an_error(path, load, name):
+    damage(path, place_in(name))
+    with pytest.raises(CorruptData, match=rf"{name} in .*x.pt', 24000 bytes .* has the checksum .* was changed since"):
+        LOADS[load](path, name)
+
+
+def test_a_record_of_many_parts_is_read_once(path):
+    before = tensor_reader.engine.shared_engine(gdsdata.EngineOptions(), torch.device("cpu")).statistics()
+    found = gdsdata.load(path, only=["row", "columns", "one", "begin"], verify=True)
+    after = tensor_reader.engine.shared_engine(gdsdata.EngineOptions(), torch.device("cpu")).statistics()
+    assert torch.equal(found["columns"], torch.arange(6000.0).reshape(60, 100)[:, 30:60])
+    assert sum(after["bytes"].values()) - sum(before["bytes"].values()) == 24000
+
+
+def test_parts_are_read_in_rounds_of_bounded_memory(tmp_path, monkeypatch):
+    bases = [torch.arange(6000.0) + 6000 * i for i in range(5)]
+    torch.save({f"{i}.{part}": base[part::3] for part in range(3) for i, base in enumerate(bases)}, tmp_path / "x.pt")
+    sizes, read_collected = [], tensor_reader.TensorReader._read_collected
+
+    def noted(reader):
+        sizes.append(sum(sum(one.sizes_bytes) for one in reader._by_device.values()))
+        read_collected(reader)
+
+    monkeypatch.setattr(record_checksums, "MOST_OWN_BYTES", 50_000)
+    monkeypatch.setattr(tensor_reader.TensorReader, "_read_collected", noted)
+    into = {f"{i}.{part}": torch.zeros(2000) for part in range(3) for i in range(5)}
+    gdsdata.load(tmp_path / "x.pt", into=into, verify=True)
+    assert sizes == [48_000, 48_000, 24_000], "each record is read once"
+    for i, base in enumerate(bases):
+        assert all(torch.equal(into[f"{i}.{part}"], base[part::3]) for part in range(3))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", WITH_BYTES)
+def test_parts_go_to_a_gpu_when_their_record_is_compared(path, name):
+    expected = views_of(torch.arange(6000.0))[name]
+    assert torch.equal(gdsdata.load(path, "cuda", only=[name], verify=True)[name].cpu(), expected)
+    into = {name: torch.zeros(*expected.shape, 2, device="cuda")[..., 1]}
+    gdsdata.load(path, into=into, strict=False, verify=True)
+    assert torch.equal(into[name].cpu(), expected)
+    damage(path, place_in(name))
+    with pytest.raises(CorruptData, match="has the checksum"):
+        gdsdata.load(path, "cuda", only=[name], verify=True)
+
+
+@pytest.mark.parametrize("name", WITH_BYTES)
+def test_parts_of_objects_are_compared(path, monkeypatch, name):
+    with serving(monkeypatch) as server:
+        server.put_folder(path.parent)
+        found = gdsdata.load(server.url("x.pt"), only=[name], verify=True)
+        assert torch.equal(found[name], views_of(torch.arange(6000.0))[name])
+        damage(path, place_in(name))
+        server.put_folder(path.parent)
+        with pytest.raises(CorruptData, match=f"{name} in 's3://bucket/x.pt', 24000 bytes .* has the checksum"):
+            gdsdata.load(server.url("x.pt"), only=[name], verify=True)
+
+
+def test_a_part_without_a_checksum_is_warned_of(tmp_path):
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(views_of(torch.arange(6000.0)), tmp_path / "part_without_crc.pt")
+    finally:
+        torch.serialization.set_crc32_options(True)
+    with pytest.warns(RuntimeWarning, match="'part_without_crc.pt' has no checksums"):
+        assert gdsdata.load(tmp_path / "part_without_crc.pt", only=["one"], verify=True)["one"] == 777
+
+
+@pytest.mark.parametrize("name", WITH_BYTES)
+def test_a_restore_compares_parts_of_storages(tmp_path, name):
+    with AsyncCheckpointer(tmp_path / "run") as checkpointer:
+        folder = Path(checkpointer.save(1, views_of(torch.arange(6000.0))).result())
+    state = {name: torch.zeros_like(view).clone() for name, view in views_of(torch.zeros(6000)).items()}
+    assert AsyncCheckpointer(tmp_path / "run").restore({name: state[name]}, verify=True) == 1
+    assert torch.equal(state[name], views_of(torch.arange(6000.0))[name])
+    (file,) = folder.glob("*.pt")
+    damage(file, place_in(name))
+    with pytest.raises(CorruptData, match=f"{name} in .* has the checksum"):
+        AsyncCheckpointer(tmp_path / "run").restore({name: state[name]}, verify=True)
+
+
+def _part_of_dcp(folder, verify):
+    """Load columns 30 to 60 of what was saved as one tensor."""
+    target = torch.zeros(60, 30)
+
+    class Columns(dcp.DefaultLoadPlanner):
+        def create_local_plan(self):
+            index = dcp.metadata.MetadataIndex("w", torch.Size((0, 0)), 0)
+            begins, sizes = torch.Size((0, 30)), torch.Size((60, 30))
+            return dcp.LoadPlan([dcp.ReadItem(LoadItemType.TENSOR, index, begins, index, begins, sizes)])
+
+        def resolve_tensor(self, _):
+            return target
+
+        def commit_tensor(self, *_):
+            pass
+
+    reader = GDSStorageReader(folder, verify=verify)
+    dcp.load({"w": target}, storage_reader=reader, planner=Columns(), no_dist=True)
+    return target
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("writer", [GDSStorageWriter, dcp.FileSystemWriter])
+def test_a_distributed_checkpoint_compares_parts_of_tensors(tmp_path, writer):
+    whole = torch.arange(6000.0).reshape(60, 100)
+    dcp.save({"w": whole}, storage_writer=writer(tmp_path), no_dist=True)
+    assert torch.equal(_part_of_dcp(tmp_path, verify=True), whole[:, 30:60])
+    damage(tmp_path / "__0_0.distcp", 5)  # of another column
+    assert torch.equal(_part_of_dcp(tmp_path, verify=False), whole[:, 30:60])
+    error = failure_of(functools.partial(_part_of_dcp, tmp_path, verify=True))
+    assert isinstance(error, CorruptData) and "w in" in str(error) and "has the checksum" in str(error)
+
+
+def _ranks_load_parts(rank, folder):
+    names = [WITH_BYTES[rank], WITH_BYTES[rank + 2], "one"]
+    found = gdsdata.load(folder / "x.pt", only=names, verify=True, group="auto")
+    into = {name: torch.zeros(*view.shape, 2)[..., 1] for name, view in views_of(torch.zeros(6000)).items()}
+    gdsdata.load(folder / "x.pt", into=into, only=names[:2], strict=False, verify=True, group="auto")
+    dist.barrier()
+    if rank == 0:
+        damage(folder / "x.pt", place_in(names[0]))
+    dist.barrier()
+    errors = [
+        error_of(lambda: gdsdata.load(folder / "x.pt", only=names, verify=True, group="auto")),
+        error_of(lambda: gdsdata.load(folder / "x.pt", into=into, strict=False, verify=True, group="auto")),
+    ]
+    return {name: found[name].tolist() for name in names}, {name: into[name].tolist() for name in names[:2]}, errors
+
+
+def test_ranks_compare_records_of_which_each_wants_other_parts(path):
+    expected = views_of(torch.arange(6000.0))
+    for found, into, errors in on_ranks(3, _ranks_load_parts, path.parent):
+        for name, values in [*found.items(), *into.items()]:
+            assert values == expected[name].tolist()
+        assert [error and error[0] for error in errors] == ["CorruptData"] * 2
+        assert all("x.pt', 24000 bytes" in error[1] and "has the checksum" in error[1] for error in errors)
