@@ -107,6 +107,12 @@ def legacy(state, path):
     return path.read_bytes()
 
 
+def before_another_header(path):
+    """Return a damaged zip, with a record's header where torch's probe for older files ends."""
+    whole = zip_of(STATE, path)
+    return b"PL\3\4" + whole[4:512] + b"PK\3\4" + whole[516:]
+
+
 BROKEN = {
     "empty": (lambda path: b"", r"is empty \(0 bytes\).*load an earlier checkpoint"),
     "cut": (lambda path: zip_of(STATE, path)[:9000], "cut short"),
@@ -117,6 +123,14 @@ BROKEN = {
     "cut-legacy-at-the-head": (lambda path: legacy(STATE, path)[:30], "cut short or damaged"),
     "cut-legacy-in-a-name": (lambda path: legacy(STATE, path).partition(b"_tensor_v2")[0], "cut short or damaged"),
     "damaged-at-the-head": (lambda path: b"PL" + zip_of(STATE, path)[2:], r"begins with b'PL\\x03\\x04', as no file"),
+    "damaged-in-the-magic": (
+        lambda path: b"PK\3\5" + zip_of(STATE, path)[4:],
+        r"begins with b'PK\\x03\\x05', as no file",
+    ),
+    "damaged-before-another-header": (
+        before_another_header,
+        r"begins with b'PL\\x03\\x04', as no file .* Fetch or save",
+    ),
     "text": (lambda path: b"epoch,loss\n1,2.5\n", "is text, and begins with 'epoch,loss"),
     "html": (lambda path: b"<!DOCTYPE html><html><body>404</body></html>", "is an HTML .* Fetch the file again"),
     "git-lfs": (lambda path: b"version https://git-lfs.github.com/spec/v1\noid sha256:1", "a Git LFS pointer. Run"),

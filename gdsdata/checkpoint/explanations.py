@@ -39,7 +39,7 @@ _FOREIGN = (
     (b"\x93NUMPY", "an array of numpy's. Read it with numpy.load"),
 )
 _ZIP = b"PK\x03\x04"
-_TORCH_MAGICS = (b"PK", b"\x80")  # a zip; a pickle, as older versions wrote
+_TORCH_MAGICS = (_ZIP, b"\x80")  # a zip; a pickle, as older versions wrote
 
 
 def checked_path(path: Any, caller: str) -> str:
@@ -227,6 +227,8 @@ _DAMAGE = (
     "PytorchStreamReader", "unexpected EOF", "wrong byte size", "nvalid magic number", "orrupt",
     "pickle data was truncated", "pickle exhausted",
 )  # fmt: skip
+# torch's words if its probe for an older file ends at the header of a zip's record.
+_A_ZIP_BEHIND = "did you mean to use torch.jit.load"
 # torch's words about what weights_only forbids: its name, with its module.
 _FORBIDDEN = re.compile(r"GLOBAL ([\w.<>]+) (?:was not an allowed global|whose module \S+ is blocked)")
 _COLORS = re.compile(r"\x1b\[[0-9;]*m")  # of a terminal, in torch's words
@@ -262,8 +264,9 @@ def _explained(error: Exception, place: str, head: bytes, weights_only: bool | N
         return foreign
     if weights_only and (refused := forbidden(place, error, "gdsdata.load(..., weights_only=False)")) is not None:
         return refused
-    if isinstance(error, pickle.UnpicklingError) and not head.startswith(_TORCH_MAGICS):
-        # torch takes it for a pickle, and may advise weights_only=False.
+    takes_it_for_another = isinstance(error, pickle.UnpicklingError) or _A_ZIP_BEHIND in str(error)
+    if takes_it_for_another and not head.startswith(_TORCH_MAGICS):
+        # torch takes it for a pickle or a TorchScript archive, and may advise weights_only=False.
         return CorruptData(f"{place} is damaged: it begins with {head[:4]!r}, as no file of torch's does. {_FETCH}")
     said = _COLORS.sub("", str(error)) or type(error).__name__
     has_words = isinstance(error, (RuntimeError, pickle.UnpicklingError)) and any(m in said for m in _DAMAGE)
