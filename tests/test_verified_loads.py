@@ -150,6 +150,19 @@ def test_a_part_without_a_checksum_is_warned_of(tmp_path):
         assert gdsdata.load(tmp_path / "part_without_crc.pt", only=["one"], verify=True)["one"] == 777
 
 
+@pytest.mark.filterwarnings("ignore:.*is read by torch.load", "ignore:Validating sparse tensor")
+@pytest.mark.parametrize("kind", ["legacy", "sparse"])
+def test_a_file_of_torch_alone_without_checksums_is_warned_of(tmp_path, kind):
+    state = {"a": torch.ones(3), "s": torch.eye(3).to_sparse() if kind == "sparse" else 0}
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(state, tmp_path / f"{kind}_without_crc.pt", _use_new_zipfile_serialization=kind != "legacy")
+    finally:
+        torch.serialization.set_crc32_options(True)
+    with pytest.warns(RuntimeWarning, match=f"'{kind}_without_crc.pt' has no checksums"):
+        assert gdsdata.load(tmp_path / f"{kind}_without_crc.pt", only=["a"], verify=True)["a"].sum() == 3
+
+
 @pytest.mark.parametrize("name", WITH_BYTES)
 def test_a_restore_compares_parts_of_storages(tmp_path, name):
     with AsyncCheckpointer(tmp_path / "run") as checkpointer:

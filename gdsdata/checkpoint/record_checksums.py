@@ -70,7 +70,12 @@ def _warn_of(unknown: dict[str, Path], known: set[str]) -> None:
             words = "though others have: verify=True does not compare it. The file was changed since it was written"
             engine.warn_once(f"{name_of(name)} in '{of_file}' has no checksum, {words}")
         else:
-            engine.warn_once(f"'{of_file}' has no checksums: verify=True compares nothing in such files")
+            warn_of_none(path)
+
+
+def warn_of_none(path: str) -> None:
+    """Warn that a file was written without checksums."""
+    engine.warn_once(f"'{os.path.basename(path)}' has no checksums: verify=True compares nothing in such files")
 
 
 @dataclass

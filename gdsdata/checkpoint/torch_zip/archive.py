@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from gdsdata.checkpoint.open_file import OpenFile
+from gdsdata.checkpoint.record_checksums import warn_of_none
 from gdsdata.checkpoint.stored import Record
 from gdsdata.checkpoint.torch_zip.file_slice import FileSlice
 from gdsdata.checkpoint.torch_zip.unpickling import NotPlain, SavedStorage, StorageReferences, storages_of
@@ -128,7 +129,7 @@ def open_slice(archive: FileSlice) -> Archive:
 def check_records(reader: BinaryIO, path: str, place: str) -> None:
     """Compare the checksum of each record of an archive that torch itself reads: it compares none.
 
-    A file from before torch 1.6 is no zip, and has none.
+    A file from before torch 1.6 is no zip, and has none. A warning says that.
 
     Args:
         reader: at the archive's beginning.
@@ -140,7 +141,7 @@ def check_records(reader: BinaryIO, path: str, place: str) -> None:
         OSError: the storage refuses the read.
     """
     if not is_zip(reader.read(4)):
-        return
+        return warn_of_none(path)
     import zipfile  # late: few files need it
 
     name = "the zip's directory"
@@ -148,7 +149,9 @@ def check_records(reader: BinaryIO, path: str, place: str) -> None:
         archive = zipfile.ZipFile(reader)
         for member in archive.infolist():
             name = member.filename
-            if checksum_of(member.CRC, member.file_size) is not None:
+            if checksum_of(member.CRC, member.file_size) is None:
+                warn_of_none(path)
+            else:
                 with archive.open(member) as record:
                     while record.read(_PIECE_BYTES):
                         pass
