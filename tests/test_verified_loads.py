@@ -1,6 +1,8 @@
 """With verify=True, a load compares the checksum of every byte that it returns."""
 
+import collections
 import functools
+import random
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ import gdsdata
 from gdsdata import AsyncCheckpointer, GDSStorageReader, GDSStorageWriter
 from gdsdata.checkpoint import record_checksums, tensor_reader
 from gdsdata.errors import CorruptData
+from gdsdata.io import engine
 
 
 def views_of(base):
@@ -232,3 +235,53 @@ def test_ranks_compare_records_of_which_each_wants_other_parts(path):
             assert values == expected[name].tolist()
         assert [error and error[0] for error in errors] == ["CorruptData"] * 2
         assert all("x.pt', 24000 bytes" in error[1] and "has the checksum" in error[1] for error in errors)
+
+
+# ------------------------------------------------------------------------------------------------ damage anywhere
+
+
+SMALL = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.arange(24.0)[3:20:2], "c": torch.ones(2, 2).half()}
+
+
+def damaged(content, draw):
+    """Yield files of which one byte differs, of which the end is missing, or that go on."""
+    for i in range(draw.randrange(5), len(content), 5):
+        yield content[:i] + bytes([content[i] ^ draw.randrange(1, 256)]) + content[i + 1 :]
+    for end in range(1, len(content), 23):
+        yield content[:end]
+    for more in (b"\0", b"x" * 100, content):
+        yield content + more
+
+
+@pytest.mark.filterwarnings("ignore:.*is read by torch.load")
+@pytest.mark.parametrize("load", ["new", "only", "into"])
+@pytest.mark.parametrize("ending", ["pt", "safetensors"])
+def test_a_file_that_is_damaged_anywhere_gives_the_saved_bytes_or_an_error(tmp_path, monkeypatch, ending, load):
+    path, outcomes = tmp_path / f"x.{ending}", collections.Counter()
+    gdsdata.save({name: tensor.clone() if ending != "pt" else tensor for name, tensor in SMALL.items()}, path)
+    content = path.read_bytes()
+    if ending == "safetensors":  # a shorter header: its end is spaces
+        text = content[8 : content.index(b"}}") + 2]
+        begin = 8 + int.from_bytes(content[:8], "little")
+        content = len(text).to_bytes(8, "little") + text + content[begin:]
+    warned = []
+    monkeypatch.setattr(engine, "warn_once", warned.append)
+    for changed in damaged(content, random.Random(7)):
+        path.write_bytes(changed)
+        warned.clear()
+        try:
+            if load == "into":
+                found = {
+                    name: torch.zeros(*tensor.shape, 2, dtype=tensor.dtype)[..., 0] for name, tensor in SMALL.items()
+                }
+                gdsdata.load(path, into=found, verify=True)
+            else:
+                found = gdsdata.load(path, only=["*"] if load == "only" else None, verify=True)
+        except (CorruptData, ValueError) as error:  # of other names and shapes in a header, with into=
+            assert isinstance(error, CorruptData) or (ending, load) == ("safetensors", "into")
+            outcomes["refused"] += 1
+            continue
+        is_right = {name: bits(tensor) for name, tensor in found.items()} == {n: bits(t) for n, t in SMALL.items()}
+        assert is_right or any("has no checksum" in message for message in warned), changed
+        outcomes["right" if is_right else "warned of"] += 1
+    assert outcomes["refused"] > 50 and outcomes["right"] > 0

@@ -95,7 +95,7 @@ class TensorReader:
         if size_bytes == 0:
             return
         device = target.device
-        if self._compares(record) and size_bytes != record.size_bytes:
+        if size_bytes != record.size_bytes and self._compares(record):
             return self._parts.add(record, device, name, functools.partial(_copy_bytes, target, offset))
         extents = self._by_device.get(device)
         if extents is None:
