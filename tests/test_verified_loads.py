@@ -100,6 +100,18 @@ def test_a_record_of_many_parts_is_read_once(path):
     assert sum(after["bytes"].values()) - sum(before["bytes"].values()) == 24000
 
 
+def test_parts_of_a_tensor_that_is_loaded_too_are_not_read_again(tmp_path):
+    base = torch.arange(6000.0)
+    torch.save({"part": base[10:20], "whole": base, "turned": base.reshape(60, 100)[:, 5:9].t()}, tmp_path / "x.pt")
+    into = {"part": torch.zeros(10), "whole": torch.zeros(6007)[7:], "turned": torch.zeros(4, 60)}
+    counted = engine.shared_engine(gdsdata.EngineOptions(), torch.device("cpu"))
+    before = sum(counted.statistics()["bytes"].values())
+    gdsdata.load(tmp_path / "x.pt", into=into, verify=True)
+    assert sum(counted.statistics()["bytes"].values()) - before == 24000
+    assert torch.equal(into["part"], base[10:20]) and torch.equal(into["whole"], base)
+    assert torch.equal(into["turned"], base.reshape(60, 100)[:, 5:9].t())
+
+
 def test_parts_are_read_in_rounds_of_bounded_memory(tmp_path, monkeypatch):
     bases = [torch.arange(6000.0) + 6000 * i for i in range(5)]
     torch.save({f"{i}.{part}": base[part::3] for part in range(3) for i, base in enumerate(bases)}, tmp_path / "x.pt")

@@ -87,23 +87,27 @@ class PartsOfRecord:
         device: of the memory that it is read to.
         name: the path of one of the parts, for errors.
         takes: copy each part from that memory.
+        whole: a tensor that is read anyway, and whose memory has the record; None if there is none.
     """
 
     record: Record
     device: torch.device
     name: Path
     takes: list[Take] = field(default_factory=list)
+    whole: torch.Tensor | None = None
 
 
 class RecordParts:
     """Collects the parts of records that a load wants.
 
     A checksum needs all bytes of its record. So a record is read once, into memory of its own, and
-    its parts are copied from there.
+    its parts are copied from there. Or they are copied from a tensor that has all of the record, as
+    tied weights may be.
     """
 
     def __init__(self) -> None:
         self._of_records: dict[tuple[Record, torch.device], PartsOfRecord] = {}
+        self._whole: dict[tuple[Record, torch.device], torch.Tensor] = {}
 
     def add(self, record: Record, device: torch.device, name: Path, take: Take) -> None:
         """Have ``take`` called when all bytes of a record are in memory of ``device``."""
@@ -111,19 +115,26 @@ class RecordParts:
             parts = self._of_records[record, device] = PartsOfRecord(record, device, name)
         parts.takes.append(take)
 
+    def note_whole(self, record: Record, target: torch.Tensor) -> None:
+        """Note that a tensor without gaps is filled with a whole record."""
+        self._whole[record, target.device] = target
+
     def rounds(self) -> Iterator[list[PartsOfRecord]]:
         """Yield the records in rounds of at most `MOST_OWN_BYTES`, or of one larger record.
 
         If there are none, there is one empty round.
         """
         round_, size_bytes = list[PartsOfRecord](), 0
-        for parts in self._of_records.values():
-            if round_ and size_bytes + parts.record.size_bytes > MOST_OWN_BYTES:
+        for key, parts in self._of_records.items():
+            parts.whole = self._whole.get(key)
+            own_bytes = parts.record.size_bytes if parts.whole is None else 0
+            if round_ and size_bytes + own_bytes > MOST_OWN_BYTES:
                 yield round_
                 round_, size_bytes = [], 0
             round_.append(parts)
-            size_bytes += parts.record.size_bytes
+            size_bytes += own_bytes
         yield round_
 
     def clear(self) -> None:
         self._of_records.clear()
+        self._whole.clear()

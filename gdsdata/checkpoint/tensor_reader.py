@@ -15,7 +15,7 @@ from torch.autograd.graph import increment_version
 from gdsdata.checkpoint.extents import Extents, ReadCall, SharedExtents
 from gdsdata.checkpoint.gc_pause import collector_resumed
 from gdsdata.checkpoint.open_file import table_of
-from gdsdata.checkpoint.record_checksums import RecordParts, compare, is_compared
+from gdsdata.checkpoint.record_checksums import PartsOfRecord, RecordParts, compare, is_compared
 from gdsdata.checkpoint.stored import Record, Stored, bytes_of, bytes_of_storage
 from gdsdata.checkpoint.tensor_kinds import has_own_memory
 from gdsdata.checkpoint.tensor_rows import PAGE_BYTES, Rows, is_read_with_gaps, overlapping, without_gaps
@@ -94,9 +94,15 @@ class TensorReader:
         size_bytes = target.nbytes
         if size_bytes == 0:
             return
-        device = target.device
-        if size_bytes != record.size_bytes and self._compares(record):
-            return self._parts.add(record, device, name, functools.partial(_copy_bytes, target, offset))
+        if self._compares(record):
+            if size_bytes != record.size_bytes:
+                take = functools.partial(_copy_bytes, target, offset)
+                return self._parts.add(record, target.device, name, take)
+            self._parts.note_whole(record, target)
+        return self._add(target, record, offset, name)
+
+    def _add(self, target: torch.Tensor, record: Record, offset: int, name: Path) -> None:
+        device, size_bytes = target.device, target.nbytes
         extents = self._by_device.get(device)
         if extents is None:
             extents = self._by_device[device] = Extents()
@@ -266,7 +272,7 @@ class TensorReader:
     def _run(self) -> None:
         try:
             for parts in self._parts.rounds():
-                memories = [self._memory_for(one.record, one.device, one.name) for one in parts]
+                memories = [self._memory_for(one) for one in parts]
                 self._read_collected()
                 for one, memory in zip(parts, memories, strict=True):
                     for take in one.takes:
@@ -277,10 +283,12 @@ class TensorReader:
         for call in self._afterwards:
             call()
 
-    def _memory_for(self, record: Record, device: torch.device, name: Path) -> torch.Tensor:
-        """Return new memory that the next `_read_collected` fills with a whole record."""
-        memory = bytes_of_storage(new_storage(record.size_bytes, device))
-        self._memory_of(memory, record, 0, name)
+    def _memory_for(self, parts: PartsOfRecord) -> torch.Tensor:
+        """Return memory that has the whole record after the next `_read_collected`."""
+        if parts.whole is not None:
+            return bytes_of(parts.whole.detach())
+        memory = bytes_of_storage(new_storage(parts.record.size_bytes, parts.device))
+        self._add(memory, parts.record, 0, parts.name)
         return memory
 
     def _read_collected(self) -> None:
@@ -350,7 +358,9 @@ def _copy_bytes(target: torch.Tensor, offset: int, record: torch.Tensor) -> None
 
 def _copy_values(target: torch.Tensor, stored: Stored, record: torch.Tensor) -> None:
     """Fill a tensor with the values that a stored one has in the memory of its whole record."""
-    target.copy_(_view(record.untyped_storage(), 0, stored))
+    if record.storage_offset() % stored.dtype.itemsize:  # it lies within a tensor of smaller elements
+        record = record.clone()
+    target.copy_(_view(record.untyped_storage(), -int(record.storage_offset()), stored))
 
 
 def _copied(error: BaseException) -> BaseException:
