@@ -35,8 +35,8 @@ class PlannedBatches {
   // Batches have at most `most_samples`, and files are below `file_count`.
   PlannedBatches(size_t most_samples, size_t file_count) : most_samples_(most_samples), file_count_(file_count) {}
 
-  // Throws Failure (kInvalidArgument) if a batch has no samples or too many, if the sizes do not add
-  // up, if there is no such file, or if an order was set. Adds all of them, or none.
+  // Throws Failure (kInvalidArgument) if a batch has no samples or too many, if the sizes do not
+  // add up, if there is no such file, or if an order was set. Adds all of them, or none.
   void add(std::span<const int32_t> files, std::span<const int64_t> offsets, std::span<const int64_t> sizes);
   // Call it once, before all else. The order's memory must outlive this. Throws Failure
   // (kInvalidArgument) if it is of other files.

@@ -78,7 +78,7 @@ class Permutation:
 
     @property
     def arguments(self) -> tuple[int, int, int, np.ndarray]:
-        """What the engine computes it from: n, a, b, keys."""
+        """n, a, b and keys, from which the engine computes it."""
         return self._n, self._a, self._b, self._keys
 
 
