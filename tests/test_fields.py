@@ -511,7 +511,7 @@ def test_a_stall_is_told_and_its_memory_kept(tmp_path, ends):
     shared = engine.shared_engine(late, CPU)
     settings = BatchSettings(CPU, dataclasses.replace(late, stall_timeout_s=0.05), prefetch=2)
     batches = FieldReader(index, settings, shared, engine.file_table(index), memory=Lent(4))
-    batches.plan(np.arange(2), np.array([1, 1]))
+    batches.plan(np.arange(2), np.array([1, 1]), np.arange(2))
     while shared.statistics()["requests"] < 2:  # only memory of requests in flight must be kept
         time.sleep(0.01)
     with pytest.raises(StallError):

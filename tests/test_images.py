@@ -422,7 +422,7 @@ def test_only_what_is_decoded_is_read_to_the_host(tmp_path):
     index, device, host = Photos(samples).index([str(tmp_path / "photos")]), Counting(), Counting()
     settings = BatchSettings(CPU, EngineOptions(), prefetch=2, ragged="list", decode={"jpg": decoders.keep_encoded})
     batches = FieldReader(index, settings, device, engine.file_table(index), host)
-    batches.plan(np.arange(6), np.array([4, 2]))
+    batches.plan(np.arange(6), np.array([4, 2]), np.arange(2))
     found = [batches.next() for _ in range(2)]
     bytes_read = sum(batches.statistics()["bytes"].values())
     batches.close()

@@ -172,17 +172,17 @@ def test_the_second_plan_is_made_before_the_first_batch_is_waited_for(tmp_path, 
     write_records(tmp_path / "0.bin", batches * BATCH, RECORD_BYTES)
     so_far: list[int] = []
     before_first: list[int] = []
-    plan, taking = RingReader.plan, ring._taking
+    plan, taking = RingReader.plan_in_order, ring._taking
 
-    def noted_plan(reader, samples, sizes, steps):
-        so_far.append(len(sizes))
-        plan(reader, samples, sizes, steps)
+    def noted_plan(reader, order, epoch, steps):
+        so_far.append(len(steps))
+        plan(reader, order, epoch, steps)
 
     def noted_taking(*arguments):
         take = taking(*arguments)
         return lambda: before_first.extend(so_far) or take()
 
-    monkeypatch.setattr(RingReader, "plan", noted_plan)
+    monkeypatch.setattr(RingReader, "plan_in_order", noted_plan)
     monkeypatch.setattr(ring, "_taking", noted_taking)
     next(iter(read(tmp_path, "cpu")))
     assert before_first == planned
