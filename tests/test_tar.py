@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import io
+import itertools
 import lzma
 import os
 import pwd
@@ -201,11 +202,19 @@ class TestSamples:
         assert [field.name for field in found.fields] == ["jpg", "txt"]
         assert read(found)[:3] == [{"jpg": b"0"}, {"jpg": b"1"}, {"jpg": b"2", "txt": b"a"}]
 
-    def test_several_files_are_opened_side_by_side(self, tmp_path, monkeypatch):
-        paths = [shard(tmp_path / f"{i}.tar", [member(f"{i}.txt", b"%d" % i)]) for i in range(8)]
-        all_open, open_file = threading.Barrier(4, timeout=20), tar.open_file
-        monkeypatch.setattr(tar, "open_file", lambda *said, **how: (all_open.wait(), open_file(*said, **how))[1])
-        assert read(index(*paths)) == [{"txt": b"%d" % i} for i in range(8)]
+    def test_files_are_opened_side_by_side_if_the_first_one_is_slow(self, tmp_path, monkeypatch):
+        paths = [shard(tmp_path / f"{i}.tar", [member(f"{i}.txt", b"%d" % i)]) for i in range(9)]
+        all_open, open_file, opened = threading.Barrier(4, timeout=20), tar.open_file, itertools.count()
+
+        def slow_open(*said, **how):
+            if next(opened) == 0:
+                time.sleep(0.2)
+            else:
+                all_open.wait()
+            return open_file(*said, **how)
+
+        monkeypatch.setattr(tar, "open_file", slow_open)
+        assert read(index(*paths)) == [{"txt": b"%d" % i} for i in range(9)]
 
     def test_a_field_that_no_sample_has_is_refused(self, tmp_path):
         path = shard(tmp_path / "a.tar", [("0.jpg", b""), ("0.cls", b"")])

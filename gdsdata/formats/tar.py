@@ -28,8 +28,9 @@ from gdsdata.storage.opened import of_each, open_file
 # are a mistake in the names.
 _FIRST_SAMPLES = 100
 _MOST_FIELDS = 64
-# Files indexed at a time, so that slow storage has several opens and reads to serve. In memory, 10
-# tars of 10,000 samples take 0.5 s of CPU time with 1 to 8 (two cores, 2026-11-30).
+# Files indexed at a time, so that slow storage has several opens and reads to serve. Two cores: 300
+# tars take 0.56 s and not 2.33 if an open takes 2 ms. In memory 100 tars of 10,000 samples take 4.9
+# s with one thread, and 8.7 with eight. benchmarks/index_starts.py shows both.
 _READERS = 8
 
 # The members of a file, its size in bytes and its last modification in ns.
@@ -92,7 +93,9 @@ class Tar:
         with_keys = self.fields is not None and KEY in self.fields
         # A kept index has no keys.
         index_cache = None if with_keys else self.index_cache
-        found = of_each(partial(_members_of, index_cache=index_cache, with_keys=with_keys), paths, _READERS)
+        found = of_each(
+            partial(_members_of, index_cache=index_cache, with_keys=with_keys), paths, _READERS, only_if_slow=True
+        )
         first = [] if names else _first_samples(found)
         names = names or first_extensions([members for members, *_ in first], paths[0])
         for i, (members, size, mtime) in enumerate(chain(first, found)):

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import stat
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -156,7 +157,9 @@ def exist(paths: Sequence[str]) -> list[bool]:
     return [path in there if is_remote(path) else os.path.exists(path) for path in paths]
 
 
-def of_each(look: Callable[[str], T], paths: Sequence[str], threads: int = 1) -> Iterator[T]:
+def of_each(
+    look: Callable[[str], T], paths: Sequence[str], threads: int = 1, only_if_slow: bool = False
+) -> Iterator[T]:
     """Yield what ``look`` returns for each path, in order.
 
     Args:
@@ -164,8 +167,16 @@ def of_each(look: Callable[[str], T], paths: Sequence[str], threads: int = 1) ->
         paths: of files and objects.
         threads: for files, so that a disk has several reads to serve. Objects take
             `REMOTE_THREADS`.
+        only_if_slow: files are looked at by one thread, unless the first one has it wait longer
+            than it computes. Threads that compute in Python take turns, and longer than one alone.
     """
     most = REMOTE_THREADS if have_urls(paths) else threads
+    if only_if_slow and most == threads and len(paths) > 1:
+        began_s, computed_s = time.perf_counter(), time.thread_time()
+        first, paths = look(paths[0]), paths[1:]
+        computed_s = time.thread_time() - computed_s
+        most = threads if time.perf_counter() - began_s > 2 * computed_s else 1
+        yield first
     if min(most, len(paths)) < 2:
         yield from map(look, paths)
         return
