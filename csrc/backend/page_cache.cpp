@@ -24,13 +24,8 @@ std::span<const std::byte> prefetched_part(const Mapping& mapping, const Transfe
   return {mapping.data() + transfer.offset, std::min(transfer.length, tuning::kPrefetchedBytes)};
 }
 
-void prefetch_line(const std::byte* line) {
-  constexpr int kForReading = 0, kIntoSecondLevel = 2;
-  __builtin_prefetch(line, kForReading, kIntoSecondLevel);
-}
-
 void prefetch(std::span<const std::byte> memory) {
-  for (uint64_t i = 0; i < memory.size(); i += kLineBytes) prefetch_line(memory.data() + i);
+  for (uint64_t i = 0; i < memory.size(); i += kLineBytes) __builtin_prefetch(memory.data() + i);
 }
 
 // Prefetches one line of `later` for each line that it copies. A burst of requests for all of them
@@ -38,11 +33,24 @@ void prefetch(std::span<const std::byte> memory) {
 void copy_and_prefetch(std::byte* to, const std::byte* from, uint64_t bytes, std::span<const std::byte> later) {
   uint64_t done = 0;
   for (; done + kLineBytes <= bytes && done < later.size(); done += kLineBytes) {
-    prefetch_line(later.data() + done);
+    __builtin_prefetch(later.data() + done);
     std::memcpy(to + done, from + done, kLineBytes);
   }
   if (done < later.size()) prefetch(later.subspan(done));
   std::memcpy(to + done, from + done, bytes - done);
+}
+
+// The same for a conversion. It works on several lines at a time.
+void convert_and_prefetch(Conversion conversion, std::byte* to, const std::byte* from, uint64_t bytes,
+                          std::span<const std::byte> later) {
+  constexpr uint64_t kStepBytes = 2 * kLineBytes;
+  uint64_t done = 0;
+  for (; done + kStepBytes <= bytes && done < later.size(); done += kStepBytes) {
+    prefetch(later.subspan(done, std::min(kStepBytes, later.size() - done)));
+    convert(conversion, to + result_bytes(conversion, done), from + done, kStepBytes);
+  }
+  if (done < later.size()) prefetch(later.subspan(done));
+  convert(conversion, to + result_bytes(conversion, done), from + done, bytes - done);
 }
 
 bool resident(File& file, Mapping& mapping, const Transfer& transfer) {
@@ -180,8 +188,7 @@ std::optional<Error> PageCache::copy_mapped(Conversion conversion, bool past_cac
     MappingGuard guard(*copy.mapping);
     const std::byte* bytes_there = copy.mapping->data() + copy.transfer->offset;
     if (conversion != Conversion::kNone) {
-      prefetch(later);
-      convert(conversion, copy.transfer->memory, bytes_there, length);
+      convert_and_prefetch(conversion, copy.transfer->memory, bytes_there, length, later);
     } else if (past_caches && length >= tuning::kStreamedCopyBytes) {
       prefetch(later);
       copy_bytes(copy.transfer->memory, bytes_there, length);
