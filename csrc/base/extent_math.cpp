@@ -20,8 +20,8 @@ uint64_t split(const Transfer& transfer, uint64_t limit_bytes, Conversion conver
       joined_bytes = 0;
     }
     if (part_bytes > 0) {
-      parts.push_back(
-          {transfer.file, transfer.offset + done, part_bytes, transfer.memory + result_bytes(conversion, done)});
+      std::byte* memory = transfer.memory == nullptr ? nullptr : transfer.memory + result_bytes(conversion, done);
+      parts.push_back({transfer.file, transfer.offset + done, part_bytes, memory});
     }
     done += part_bytes;
     before_bytes = joined_bytes < limit_bytes ? joined_bytes : 0;

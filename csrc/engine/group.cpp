@@ -4,6 +4,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "base/convert.h"
 #include "tuning.h"
 
 namespace gdsdata {
@@ -59,13 +60,27 @@ std::span<const PartRange> Group::begin(const SegmentLimits& limits, bool host_a
   // Shorter batches reuse memory that is read soon, so it stays in the processor's caches. So does
   // staging memory of any batch.
   past_caches_ = host_addressable && segmentation_.bytes >= tuning::kPastCachesBytes;
+  placed_ = request_.take_memory == nullptr;
+  if (!host_addressable) place();
   part_checksums_.assign(request_.checksum != Checksum::kNone ? segmentation_.parts.size() : 0, 0);
   open_segments_ = segmentation_.segments.size();
   return segmentation_.segments;
 }
 
+void Group::place_once() {
+  const std::lock_guard lock(mutex_);
+  if (placed_) return;
+  std::byte* memory = request_.take_memory();
+  for (Transfer& part : segmentation_.parts) {
+    part.memory = memory;
+    memory += result_bytes(request_.conversion, part.length);
+  }
+  placed_.store(true, std::memory_order_release);
+}
+
 void Group::begin_empty(size_t segments) {
   reset_result();
+  placed_ = true;
   segmentation_ = {};
   open_segments_ = segments;
 }

@@ -26,6 +26,10 @@ enum class Priority : uint8_t { kTraining, kBackground };
 struct GroupRequest {
   std::shared_ptr<FileTable> files;
   std::vector<Transfer> transfers;
+  // If it is set, transfers have no addresses: they are read one behind another to the memory that
+  // it returns. It is called once: by the first worker that begins, if the processor can write the
+  // device, else at the submit. So the memory may be what was just released. Must not throw.
+  std::function<std::byte*()> take_memory;
   Direction direction = Direction::kRead;
   Conversion conversion = Conversion::kNone;  // must keep the size if the processor cannot write the device
   Priority priority = Priority::kTraining;
@@ -77,6 +81,10 @@ class Group {
   // Ends a flight of which no segment was taken.
   void abort() { open_segments_ = 0; }
 
+  // Gives the parts their addresses. Call it before one is read.
+  void place() {
+    if (!placed_.load(std::memory_order_acquire)) place_once();
+  }
   std::span<Transfer> parts(const PartRange& range) {
     return std::span(segmentation_.parts).subspan(range.first, range.count);
   }
@@ -103,12 +111,14 @@ class Group {
 
  private:
   void reset_result();
+  void place_once();
 
   GroupRequest request_;
   Segmentation segmentation_;
   bool is_short_ = false;     // a read of at most tuning::kShortReadBytes: see Engine::help_with
   bool past_caches_ = false;  // copies from the page cache bypass the processor's caches
   std::atomic<size_t> open_segments_{0};  // 0: not in flight
+  std::atomic<bool> placed_{true};
   std::atomic<uint64_t> requests_taken_{0}, requests_completed_{0};  // by backends
   std::atomic<bool> cancelled_{false};
   std::vector<uint32_t> part_checksums_;  // empty without checksums

@@ -27,7 +27,10 @@ bool Guest::help(Priority lowest) {
   ActiveSegment& active = segments_.begin(std::move(segment));
   try {
     left_.clear();
-    if (!active.stopped()) reader_.serve_all(active, active.parts(), left_);
+    if (!active.stopped()) {
+      active.group().place();
+      reader_.serve_all(active, active.parts(), left_);
+    }
     if (!left_.empty()) {
       active.segment.rest = left_;
       active.segment.bytes = active.bytes;

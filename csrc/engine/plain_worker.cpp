@@ -28,6 +28,7 @@ bool PlainWorker::start(ActiveSegment& active) {
     return true;
   }
   try {
+    active.group().place();
     if (active.is_read()) {
       active.host_parts = active.parts().size();
       read_on(active);

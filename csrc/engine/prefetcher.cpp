@@ -8,6 +8,7 @@
 #include "base/condition.h"
 #include "engine/repeated_call.h"
 #include "engine/ring.h"
+#include "engine/slot.h"
 #include "engine/stall_clock.h"
 #include "tuning.h"
 
@@ -26,14 +27,6 @@ class Prefetcher::Core : public std::enable_shared_from_this<Core> {
 
  private:
   using Clock = std::chrono::steady_clock;
-  struct Slot {
-    std::shared_ptr<DeviceBuffer> buffer;
-    std::shared_ptr<Group> group;  // reused for every batch
-    size_t offset = 0;  // of the first sample in the buffer
-    size_t samples = 0;
-    GroupResult result;  // valid when the slot is ready
-  };
-
   // Here or on the thread for it. The caller holds neither filling_ nor mutex_.
   void have_slots_filled();
   // The caller holds filling_, but not mutex_.
@@ -46,8 +39,6 @@ class Prefetcher::Core : public std::enable_shared_from_this<Core> {
   size_t placement(uint64_t file_offset) const;
   // The caller holds mutex_, and releases the result after unlocking it.
   std::shared_ptr<DeviceBuffer> mark_ready(size_t index);
-  std::shared_ptr<DeviceBuffer> take_buffer(Slot& slot);
-  void add_uses(Slot& slot);
   bool help_until_head(std::unique_lock<std::mutex>& lock);
   void wait_for_head(std::unique_lock<std::mutex>& lock, const std::function<void()>& poll);
   uint64_t progress() const;  // of all batches in flight: see Engine::progress_of
@@ -110,6 +101,7 @@ Prefetcher::Core::Core(std::shared_ptr<Engine> engine, std::shared_ptr<FileTable
   for (Slot& slot : slots_) {
     GroupRequest request;
     request.files = files_;
+    request.take_memory = [&slot] { return slot.take_memory(); };
     request.conversion = options_.conversion;
     slot.group = std::make_shared<Group>(std::move(request));
   }
@@ -172,10 +164,13 @@ void Prefetcher::Core::fill(Engine& engine, size_t index, bool patient) {
   const bool gathers = residence_ != nullptr && residence_->ready();
   bool in_flight = false;
   try {
-    if (slot.buffer == nullptr) slot.buffer = pool_->take();
-    auto& uses = slot.buffer->uses;
-    // One for each stream: the workers', the guest's and the link's.
-    uses.reserve(uses.size() + engine.options().workers + 2);
+    slot.reserve(*pool_);
+    if (!engine.device()->host_addressable()) {
+      slot.take_memory();
+      auto& uses = slot.buffer->uses;
+      // One for each stream: the workers', the guest's and the link's.
+      uses.reserve(uses.size() + engine.options().workers + 2);
+    }
     if (gathers) {
       gather(slot, files, offsets);
     } else {
@@ -199,17 +194,15 @@ void Prefetcher::Core::submit(Engine& engine, size_t index, bool patient, std::s
                               std::span<const int64_t> offsets) {
   Slot& slot = slots_[index];
   GroupRequest& request = slot.group->edit();
-  request.before = slot.buffer->uses;
+  if (slot.buffer != nullptr) request.before = slot.buffer->uses;
   request.patient = patient;
   // Keeps this alive while reads into its slot are in flight.
   request.on_done = [self = shared_from_this(), index] { self->slot_done(index); };
   request.transfers.clear();
   request.transfers.reserve(files.size());
-  std::byte* memory = slot.buffer->data() + slot.offset;
-  const size_t result_sample_bytes = result_bytes(options_.conversion, options_.sample_bytes);
-  for (size_t i = 0; i < files.size(); ++i, memory += result_sample_bytes) {
+  for (size_t i = 0; i < files.size(); ++i) {
     request.transfers.push_back(
-        {static_cast<uint32_t>(files[i]), static_cast<uint64_t>(offsets[i]), options_.sample_bytes, memory});
+        {static_cast<uint32_t>(files[i]), static_cast<uint64_t>(offsets[i]), options_.sample_bytes});
   }
   engine.submit(slot.group);
 }
@@ -244,7 +237,7 @@ std::shared_ptr<DeviceBuffer> Prefetcher::Core::mark_ready(size_t index) {
   head_ready_.store(ring_.head_ready(), std::memory_order_release);
   if (ring_.count(Ring::State::kFilling) == 0 && planned_batches_ > 0) full_since_ = Clock::now();
   if (consumer_waits_ && ring_.head() == index) changed_.notify_all();
-  return closed_ ? take_buffer(slots_[index]) : nullptr;
+  return closed_ ? slots_[index].give_up_buffer(*pool_) : nullptr;
 }
 
 std::optional<Prefetcher::Batch> Prefetcher::Core::next(const std::function<void()>& poll) {
@@ -278,7 +271,7 @@ std::optional<Prefetcher::Batch> Prefetcher::Core::next(const std::function<void
     batch.copies = std::move(slot.result.copies);
     pool_->handed_over();
   } else if (slot.buffer != nullptr) {
-    add_uses(slot);
+    slot.add_uses();
   }
   const bool is_first = statistics_.batches == 1;
   ring_.release(index);
@@ -370,25 +363,9 @@ void Prefetcher::Core::close() {
     if (ring_.state(i) == Ring::State::kFilling) {
       slots_[i].group->cancel();
     } else {
-      released = take_buffer(slots_[i]);
+      released = slots_[i].give_up_buffer(*pool_);
     }
   }
-}
-
-// Takes the buffer from its slot. It returns to the pool when the caller releases it.
-std::shared_ptr<DeviceBuffer> Prefetcher::Core::take_buffer(Slot& slot) {
-  if (slot.buffer == nullptr) return nullptr;
-  add_uses(slot);
-  pool_->handed_over();
-  return std::exchange(slot.buffer, nullptr);
-}
-
-// The next fill of the buffer must wait for copies into it that are still in flight. `fill` has
-// reserved capacity for them.
-void Prefetcher::Core::add_uses(Slot& slot) {
-  auto& uses = slot.buffer->uses;
-  uses.insert(uses.end(), slot.result.copies.begin(), slot.result.copies.end());
-  slot.result.copies.clear();
 }
 
 PrefetchStatistics Prefetcher::Core::statistics() const {

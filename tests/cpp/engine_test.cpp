@@ -8,6 +8,7 @@
 #include <cstring>
 #include <deque>
 #include <fstream>
+#include <latch>
 #include <set>
 #include <thread>
 
@@ -264,6 +265,55 @@ TEST(Engine, HoldsNothingOfWhatItCalledAtTheEndOfAGroup) {
   const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(60);
   while (!held.expired() && std::chrono::steady_clock::now() < until) std::this_thread::yield();
   EXPECT_TRUE(held.expired());
+}
+
+TEST(Engine, TakesMemoryWhenTheFirstReadIntoItBeginsAndReadsOneTransferBehindAnother) {
+  constexpr uint64_t kLong = 3'000'000, kShort = 1000;  // one is cut into several segments
+  TemporaryFolder folder;
+  const Bytes content = random_bytes(kLong + 2 * kShort, 1);
+  const std::string path = folder.write("a", content);
+  const auto engine = make_engine();
+  std::latch workers_may_go_on(1);
+  std::vector<std::shared_ptr<Group>> keepers;
+  Bytes kept(engine->options().workers);
+  std::latch all_are_kept(static_cast<ptrdiff_t>(kept.size()));
+  for (std::byte& byte : kept) {
+    keepers.push_back(std::make_shared<Group>());
+    keepers.back()->edit().files = table_of({path});
+    keepers.back()->edit().transfers = {{0, 0, 1, &byte}};
+    keepers.back()->edit().on_done = [&] {
+      all_are_kept.count_down();
+      workers_may_go_on.wait();
+    };
+    engine->submit(keepers.back());
+  }
+  all_are_kept.wait();
+  for (const Conversion conversion : {Conversion::kNone, Conversion::kU16ToI64}) {
+    Bytes memory(result_bytes(conversion, content.size()));
+    std::atomic<int> taken{0};
+    const auto group = std::make_shared<Group>();
+    group->edit().files = table_of({path});
+    group->edit().conversion = conversion;
+    group->edit().transfers = {{0, kLong, kShort}, {0, 0, kLong}, {0, kLong + kShort, kShort}};
+    group->edit().take_memory = [&] {
+      ++taken;
+      return memory.data();
+    };
+    Pending pending(*engine, group);
+    if (conversion == Conversion::kNone) {
+      EXPECT_EQ(taken, 0) << "no worker can have begun";
+      workers_may_go_on.count_down();
+    }
+    ASSERT_TRUE(pending.wait(std::chrono::seconds(60)));
+    pending.finish();
+    EXPECT_EQ(taken, 1);
+    Bytes stored(content.begin() + kLong, content.begin() + kLong + kShort);
+    stored.insert(stored.end(), content.begin(), content.begin() + kLong);
+    stored.insert(stored.end(), content.begin() + kLong + kShort, content.end());
+    Bytes expected(memory.size());
+    convert(conversion, expected.data(), stored.data(), stored.size());
+    EXPECT_EQ(memory, expected);
+  }
 }
 
 TEST(Pending, EndsWhetherSomebodyWaitsOrNot) {
@@ -528,6 +578,39 @@ TEST(Whole, WritesAtomicallyAndLeavesTheOldFileWhenItFails) {
   write_whole(*engine, path, new_content.size(), {new_content.data(), {}, Priority::kBackground, {}});
   EXPECT_EQ(read_file(path), new_content);
   EXPECT_EQ(folder.entries(), 1u);
+}
+
+TEST(BufferPool, TakesTheBufferThatWasReleasedLastAndAllocatesOnlyForReservations) {
+  constexpr size_t kKept = 6;
+  const auto pool = std::make_shared<BufferPool>(host_device(), 4096, kKept);
+  std::mt19937_64 random(3);
+  std::deque<BufferPool::Reservation> reserved;
+  std::vector<std::shared_ptr<DeviceBuffer>> taken;
+  std::vector<std::byte*> released;  // last released last
+  std::set<std::byte*> known;
+  for (int step = 0; step < 5000; ++step) {
+    const size_t in_use = reserved.size() + taken.size();
+    if (random() % 2 == 0 && in_use < kKept) {
+      reserved.emplace_back(*pool);
+    } else if (random() % 2 == 0 && !reserved.empty()) {
+      taken.push_back(reserved.back().take());
+      reserved.pop_back();
+      std::byte* memory = taken.back()->data();
+      ASSERT_TRUE(released.empty() || released.back() == memory);
+      if (released.empty()) EXPECT_TRUE(known.insert(memory).second) << "it is in use";
+      if (!released.empty()) released.pop_back();
+      *memory = std::byte{1};
+    } else if (random() % 2 == 0 && !reserved.empty()) {
+      reserved.pop_back();  // nobody needs it
+    } else if (!taken.empty()) {
+      const size_t one = random() % taken.size();
+      released.push_back(taken[one]->data());
+      pool->handed_over();
+      taken.erase(taken.begin() + static_cast<ptrdiff_t>(one));
+    }
+    ASSERT_LE(known.size(), kKept);
+  }
+  EXPECT_GT(known.size(), 1u);
 }
 
 class PrefetcherTest : public ::testing::Test {

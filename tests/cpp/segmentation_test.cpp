@@ -24,7 +24,7 @@ struct RandomGroup {
     const uint64_t longest_bytes = uint64_t{1} << (random() % 28);
     const size_t count = random() % 3 == 0 ? random() % 5000 : random() % 40;
     uint64_t offset = 0;
-    std::byte* memory = nullptr;
+    auto* memory = reinterpret_cast<std::byte*>(uintptr_t{4096});
     for (size_t i = 0; i < count; ++i) {
       const uint64_t length = random() % (longest_bytes + 1) / element_bytes * element_bytes;
       if (random() % 4 != 0) offset += random() % 10'000;  // else it follows the previous one

@@ -188,11 +188,11 @@ TEST_F(StagedPrefetcher, APoolThatLackedMemoryOnceKeepsItsBuffersAfterwards) {
   const auto pool = std::make_shared<BufferPool>(device_, 10000, 3);
   for (int i = 0; i < 10; ++i) {
     FAKE(cuda, fake_cuda_fail_next)("cuMemAlloc", 2);
-    EXPECT_EQ(error_of([&] { pool->take(); }).code, ErrorCode::kDevice);
+    EXPECT_EQ(error_of([&] { BufferPool::Reservation{*pool}; }).code, ErrorCode::kDevice);
   }
   const uint64_t before = FAKE(cuda, fake_cuda_calls)("cuMemAlloc");
   for (int i = 0; i < 10; ++i) {
-    auto buffer = pool->take();
+    auto buffer = BufferPool::Reservation(*pool).take();
     pool->handed_over();
     buffer.reset();
   }
