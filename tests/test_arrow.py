@@ -131,6 +131,33 @@ def test_columns_choose_and_order_fields_and_leave_out_what_cannot_be_read(tmp_p
         assert "columns=()" not in str(caught.value)  # which is refused too
 
 
+LIST_VIEW, LARGE_LIST_VIEW = pa.list_view(pa.string()), pa.large_list_view(pa.int8())
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+@pytest.mark.parametrize("kind", WRITERS)
+def test_list_views_and_run_ends_may_be_left_out(tmp_path, kind, compression):
+    runs = pa.RunEndEncodedArray.from_arrays(pa.array([2, 3, 9], pa.int16()), pa.array(["x", None, "y"]))
+    views = pa.array([["a", None], None, []] * 3, LIST_VIEW)
+    table = pa.table(
+        {
+            "runs": runs,
+            "views": views,
+            "large": pa.array([[1, 2, 3], [], None] * 3, LARGE_LIST_VIEW),
+            "id": range(9),
+            "in": pa.StructArray.from_arrays([runs, pa.array([True, False, True] * 3), views], ["r", "flag", "v"]),
+            "text": list("abcdefghi"),
+        }
+    )
+    path = write(tmp_path / "a.arrow", table, kind, 4, compression=compression)
+    assert read_all(path, format=Arrow(columns=("id", "text"))) == rows_of(table.select(["id", "text"]))
+    flags = read_all(path, format=Arrow(columns=("text", "in.flag")))
+    assert flags == {**rows_of(table.select(["text"])), "in.flag": [True, False, True] * 3}
+    for name in ("runs", "views", "large", "in.r", "in.v"):
+        with pytest.raises(ValueError, match=f"column '{name}' is of the type .*, which has no form in a batch"):
+            Arrow(columns=(name, "id")).index([path])
+
+
 def test_the_name_of_a_struct_means_its_members(tmp_path):
     path = write(tmp_path / "a.arrow", awkward(3))
     names = [field.name for field in Arrow(columns=("image", "u8")).index([path]).fields]

@@ -25,17 +25,22 @@ def buffers_of(kind: pyarrow.DataType) -> int:
     """
     types = arrow_module("pyarrow.types")
     kind = storage_of(kind)
-    if types.is_null(kind):
+    if types.is_null(kind) or types.is_run_end_encoded(kind):
         return 0
     if types.is_union(kind):
         return 1 if kind.mode == "sparse" else 2
-    if is_bytes(kind) and not is_view(kind):
+    if (is_bytes(kind) and not is_view(kind)) or _is_list_view(kind):
         return 3
     if types.is_struct(kind) or types.is_fixed_size_list(kind):
         return 1
     if kind.num_fields == 0 or is_list(kind) or types.is_map(kind) or types.is_dictionary(kind):
         return 2
     raise ValueError(f"a column is of the type {kind}, which this reader cannot pass over: cast it")
+
+
+def _is_list_view(kind: pyarrow.DataType) -> bool:
+    types = arrow_module("pyarrow.types")
+    return types.is_list_view(kind) or types.is_large_list_view(kind)
 
 
 def inner_types(kind: pyarrow.DataType) -> list[pyarrow.DataType]:
@@ -71,7 +76,7 @@ def is_read_dictionary(kind: pyarrow.DataType) -> bool:
 def plain_type(kind: pyarrow.DataType) -> pyarrow.DataType:
     """Return a type without extensions, except for bool8, whose storage does not say all of it.
 
-    Null stands for unions, and for dictionaries of lists.
+    Null stands for types that are not read: unions, dictionaries of lists, list views and run ends.
     """
     arrow, types = arrow_module(), arrow_module("pyarrow.types")
     if scalar_dtype(kind) == np.bool_:
@@ -79,7 +84,7 @@ def plain_type(kind: pyarrow.DataType) -> pyarrow.DataType:
     kind = storage_of(kind)
     if is_read_dictionary(kind):
         return arrow.dictionary(kind.index_type, plain_type(kind.value_type), kind.ordered)
-    if types.is_union(kind) or types.is_dictionary(kind):
+    if types.is_union(kind) or types.is_dictionary(kind) or types.is_run_end_encoded(kind) or _is_list_view(kind):
         return arrow.null()
     fields = [kind.field(i).with_type(plain_type(inner)) for i, inner in enumerate(inner_types(kind))]
     makers: list[tuple[Callable[[pyarrow.DataType], bool], Callable[[], pyarrow.DataType]]] = [
