@@ -1,5 +1,6 @@
 """Arrow files that are decoded: sizes in metadata become no values or memory that are not there."""
 
+import json
 import struct
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 from tables import pa, read_all
 from test_arrow import write
 
+import gdsdata
 from gdsdata.errors import CorruptData
 from gdsdata.formats import Arrow, arrow_batches, dictionaries
 from gdsdata.formats.arrow_messages import RECORDS, messages
@@ -162,3 +164,14 @@ def test_names_with_dots_and_structs_of_one_name(tmp_path, compression):
         path = write(tmp_path / f"{i}.arrow", table, compression=compression)
         assert read_all(path) == expected
         assert read_all(path, format=Arrow(tuple(expected)[1:])) == dict(list(expected.items())[1:])
+
+
+@pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
+@pytest.mark.parametrize("kind", [pa.list_(pa.list_(pa.string())), pa.list_(pa.map_(pa.string(), pa.int8()))])
+def test_a_record_batch_with_empty_lists_alone_may_have_the_offsets_of_others(tmp_path, kind, compression):
+    rows = [[[("a", 1)] if pa.types.is_map(kind.value_type) else ["a"]] * 5000, []]
+    table = pa.table({"x": pa.array(rows, kind)})
+    path = write(tmp_path / "a.arrow", table, "stream", 1, compression=compression)
+    data = gdsdata.GDSDataset(path, 2, shuffle=False, device="cpu", fields=gdsdata.Fields(decode={"x": "json"}))
+    (batch,) = data
+    assert batch["x"] == json.loads(json.dumps(rows))

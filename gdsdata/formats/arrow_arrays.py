@@ -172,8 +172,8 @@ class Array(NamedTuple):
             Exception: the buffers are damaged.
         """
         arrow = arrow_module()
-        if arrow.types.is_null(self.kind):
-            return arrow.nulls(self.length)
+        if not self.length or arrow.types.is_null(self.kind):  # buffers of no values may have those of other batches
+            return arrow.nulls(self.length, self.kind)
         inner = [one.made(buffers, dictionaries) for one in self.inner]
         found = [buffers.buffer(place) for place in self.buffers]
         empty = arrow.py_buffer(bytes(8))  # of offsets or values that are none
