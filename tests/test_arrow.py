@@ -4,6 +4,8 @@ import contextlib
 import random
 import subprocess
 import sys
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from tables import awkward, damaged, pa, read_all, rows_of
 
 import gdsdata
 from gdsdata.errors import CorruptData
-from gdsdata.formats import Arrow, recognise
+from gdsdata.formats import Arrow, arrow, recognise
 from gdsdata.formats.fields import Field
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
@@ -61,6 +63,24 @@ def test_a_file_whose_first_message_has_no_frame_is_read_by_its_footer(tmp_path,
         path.write_bytes(content[:at] + bytes([content[at] ^ 0xFF]) + content[at + 1 :])
         with contextlib.suppress(CorruptData, ValueError):
             gdsdata.GDSDataset(path, format=Arrow(), device="cpu")
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_files_are_opened_side_by_side_if_the_storage_is_slow(tmp_path, monkeypatch, compression):
+    tables = [pa.table({"id": [i]}) for i in range(10)]
+    paths = [write(tmp_path / f"{i}.arrow", table, compression=compression) for i, table in enumerate(tables)]
+    all_open, open_file = threading.Barrier(4, timeout=20), arrow.open_file
+
+    def slow_open(path):
+        if path == paths[1]:
+            time.sleep(0.2)
+        elif path != paths[0]:
+            all_open.wait()
+        return open_file(path)
+
+    monkeypatch.setattr(arrow, "open_file", slow_open)
+    assert len(Arrow().index(paths)) == 10
+    assert read_all(paths) == {"id": list(range(10))}
 
 
 def test_a_shuffled_epoch_has_every_row_once(tmp_path):

@@ -41,6 +41,9 @@ from gdsdata.formats.partitions import warn_of_partitions
 from gdsdata.formats.tables import FileGroups, TableIndex
 from gdsdata.storage.opened import Opened, of_each, open_file
 
+# Files indexed at a time if the storage is slow. In memory, threads take turns and gain nothing.
+_READERS = 8
+
 
 @dataclass(frozen=True)
 class Arrow:
@@ -126,7 +129,9 @@ def index_files(
     if in_place is not None:
         return in_place
     index_file = partial(_index_batches, wanted=wanted, fill_null=fill_null, place_of=place_of)
-    return TableIndex.of_files(paths, list(of_each(index_file, paths)))
+    first = index_file(paths[0])  # the page cache has it by now, so others show how slow the storage is
+    others = of_each(index_file, paths[1:], _READERS, only_if_slow=True)
+    return TableIndex.of_files(paths, [first, *others])
 
 
 def _index_rows(paths: list[str], wanted: Sequence[str] | None, place_of: Placing) -> FieldIndex | None:
@@ -138,7 +143,8 @@ def _index_rows(paths: list[str], wanted: Sequence[str] | None, place_of: Placin
         return None
     fields = first.fields
     wanted = wanted and tuple(field.name for field in fields)
-    others = of_each(partial(_index_file, wanted=wanted, place_of=place_of), paths[1:])
+    index_file = partial(_index_file, wanted=wanted, place_of=place_of)
+    others = of_each(index_file, paths[1:], _READERS, only_if_slow=True)
     for i, (path, found) in enumerate(zip(paths, itertools.chain([first], others), strict=True)):
         if found is None:
             return None
