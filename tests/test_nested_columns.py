@@ -485,6 +485,18 @@ def test_columns_that_are_wanted_bring_members_of_structs_alone(tmp_path, suffix
         read(path, FORMATS[suffix](("s",)))
 
 
+@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize("value", [1, True, "text"])
+def test_a_struct_that_is_wanted_means_the_members_that_the_first_file_has(tmp_path, suffix, value):
+    rows = [{"a": value, "b": [2]}, {"c": "d", "b": [4, 5], "a": value}, {"b": [6]}]
+    paths = [write(tmp_path / f"{i}{suffix}", pa.table({"x": [row], "id": [i]})) for i, row in enumerate(rows)]
+    wanted = FORMATS[suffix](columns=("x", "id"))
+    stored = list(value.encode()) if isinstance(value, str) else value
+    assert read(paths[:2], wanted) == {"x.a": [stored, stored], "x.b": [[2], [4, 5]], "id": [0, 1]}
+    with pytest.raises(ValueError, match=f"2{suffix} has no column 'x.a': it has 'x.b', 'id'"):
+        read(paths[::2], wanted)
+
+
 def test_only_buffers_of_wanted_columns_are_read(tmp_path):
     table = pa.table({"big": [b"x" * 10**5] * 9, "flag": [True] * 9})
     path = write(tmp_path / "a.arrow", table)

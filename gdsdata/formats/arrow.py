@@ -38,7 +38,7 @@ from gdsdata.formats.index import first_samples
 from gdsdata.formats.parsers import magics
 from gdsdata.formats.parsers.damage import damaged
 from gdsdata.formats.partitions import warn_of_partitions
-from gdsdata.formats.tables import FileGroups, TableIndex
+from gdsdata.formats.tables import FileGroups, TableIndex, index_tables
 from gdsdata.storage.opened import Opened, of_each, open_file
 
 # Files indexed at a time if the storage is slow. In memory, threads take turns and gain nothing.
@@ -60,8 +60,8 @@ class Arrow:
     - Lists of structs or of strings, and maps, are JSON text for each sample, UTF-8
       (`gdsdata.formats.json_rows.json_rows` says how): decode them with ``"json"``.
     - Nulls among numbers are refused, unless ``fill_null`` says what takes their place.
-    - Dictionaries of plain values are decoded, in lists too. Those of lists, unions and intervals
-      are refused.
+    - Dictionaries of plain values are decoded, in lists too. Those of lists, unions, intervals,
+      list views and run ends are refused.
 
     If all wanted columns are numbers, strings, bytes, and lists of numbers, rows are read by
     themselves. Else record batches are read and decoded as a whole, as Parquet's row groups are
@@ -69,7 +69,8 @@ class Arrow:
     arrays of ``datasets``, compressed files, any column of views, and with ``fill_null``.
 
     Args:
-        columns: names of those that are wanted; a struct's means all its members. None: all.
+        columns: names of those that are wanted; a struct's means all members that it has in the
+            first file. None: all.
         fill_null: takes the place of nulls among numbers. One number is for every column whose
             dtype has it; a mapping is by column, as in ``{"label": -100}``. None: they are refused.
 
@@ -128,10 +129,9 @@ def index_files(
     in_place = _index_rows(paths, wanted, place_of) if fill_null is None else None
     if in_place is not None:
         return in_place
-    index_file = partial(_index_batches, wanted=wanted, fill_null=fill_null, place_of=place_of)
-    first = index_file(paths[0])  # the page cache has it by now, so others show how slow the storage is
-    others = of_each(index_file, paths[1:], _READERS, only_if_slow=True)
-    return TableIndex.of_files(paths, [first, *others])
+    # The page cache has the first file by now: the second one shows how slow the storage is.
+    look = partial(_index_batches, fill_null=fill_null, place_of=place_of)
+    return index_tables(paths, wanted, look, _READERS, only_if_slow=True)
 
 
 def _index_rows(paths: list[str], wanted: Sequence[str] | None, place_of: Placing) -> FieldIndex | None:

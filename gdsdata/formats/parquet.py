@@ -11,6 +11,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, NamedTuple
 
 from gdsdata.errors import CorruptData
@@ -28,8 +29,8 @@ from gdsdata.formats.parsers import magics
 from gdsdata.formats.parsers.damage import damaged
 from gdsdata.formats.parsers.parquet_footer import StoredColumn, row_groups_of
 from gdsdata.formats.partitions import warn_of_partitions
-from gdsdata.formats.tables import FileGroups, TableIndex, errors_of_pyarrow, line_of
-from gdsdata.storage.opened import Opened, of_each, open_file
+from gdsdata.formats.tables import FileGroups, TableIndex, errors_of_pyarrow, index_tables, line_of
+from gdsdata.storage.opened import Opened, open_file
 
 _ENCRYPTED = b"PARE"
 _TAIL_BYTES = 8
@@ -58,14 +59,14 @@ class Parquet:
     - Lists of structs or of strings, and maps, are JSON text for each sample, UTF-8
       (`gdsdata.formats.json_rows.json_rows` says how): decode them with ``"json"``.
     - Nulls among numbers are refused, unless ``fill_null`` says what takes their place.
-    - Dictionaries are decoded. Unions, intervals, and encrypted files are refused.
+    - Dictionaries are decoded. Unions, intervals, list views, and encrypted files are refused.
 
     A row group is read and decoded as a whole, so it has to fit in memory several times: see
     `gdsdata.RowGroups`.
 
     Args:
-        columns: names of those that are wanted, and no others are read; a struct's means all its
-            members. None: all.
+        columns: names of those that are wanted, and no others are read; a struct's means all
+            members that it has in the first file. None: all.
         fill_null: takes the place of nulls among numbers. One number is for every column whose
             dtype has it; a mapping is by column, as in ``{"label": -100}``. None: they are refused.
 
@@ -94,8 +95,7 @@ class Parquet:
         """
         arrow_module("pyarrow.parquet")
         paths = [path for path in paths if not magics.is_beside_data(path)] or paths
-        found = list(of_each(lambda path: _index_file(path, self.columns, self.fill_null), paths, _READERS))
-        index = TableIndex.of_files(paths, found)
+        index = index_tables(paths, self.columns, partial(_index_file, fill_null=self.fill_null), _READERS)
         if self.columns is None:
             warn_of_partitions(paths, index.fields)
         return index

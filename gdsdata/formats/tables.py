@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
@@ -17,6 +17,7 @@ from gdsdata.formats.dictionaries import TooLarge
 from gdsdata.formats.field import Field
 from gdsdata.formats.index import Made, Readers, SampleIndex, files_of_part, first_samples
 from gdsdata.formats.plan import Plan
+from gdsdata.storage.opened import of_each
 
 if TYPE_CHECKING:
     import pyarrow
@@ -250,6 +251,33 @@ class TableIndex(SampleIndex):
             f"{self.name_of(group)}, at bytes {begin} to {begin + length}, is damaged: {reason}; write or copy it again"
         )
         return CorruptData(message, self.paths[self.group_file[group]], begin, length)
+
+
+def index_tables(
+    paths: list[str],
+    wanted: Sequence[str] | None,
+    look: Callable[[str, Sequence[str] | None], FileGroups],
+    threads: int,
+    only_if_slow: bool = False,
+) -> TableIndex:
+    """Return the index of files, each of which ``look`` returns by its path and wanted columns.
+
+    The first file says which members the structs among ``wanted`` have.
+
+    Args:
+        paths: of the files.
+        wanted: columns; None: all.
+        look: see above.
+        threads, only_if_slow: as of `of_each`, for all files but the first.
+
+    Raises:
+        ValueError: the files have unlike columns.
+        Exception: what ``look`` raises.
+    """
+    first = look(paths[0], wanted)
+    names = wanted and tuple(column.field.name for column in first.file.columns)
+    others = of_each(lambda path: look(path, names), paths[1:], threads, only_if_slow)
+    return TableIndex.of_files(paths, [first, *others])
 
 
 def _joined(lists: Iterable[list[int]]) -> np.ndarray:
