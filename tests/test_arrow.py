@@ -178,6 +178,38 @@ def test_list_views_and_run_ends_may_be_left_out(tmp_path, kind, compression):
             Arrow(columns=(name, "id")).index([path])
 
 
+@pytest.mark.parametrize("columns", [("id", "text"), ("id", "flag")])
+@pytest.mark.parametrize("kind", WRITERS)
+def test_unions_and_run_ends_that_an_older_arrow_wrote_may_be_left_out(tmp_path, kind, columns):
+    ids, texts = pa.array([1, 2]), pa.array(["a", None])
+    either = pa.UnionArray.from_sparse(pa.array([0, 1], pa.int8()), [ids, texts])
+    table = pa.table(
+        {
+            "either": either,
+            "one": pa.UnionArray.from_dense(pa.array([0, 0], pa.int8()), pa.array([0, 1], pa.int32()), [ids]),
+            "in": pa.StructArray.from_arrays([either, ids], ["either", "id"]),
+            "runs": pa.RunEndEncodedArray.from_arrays(pa.array([2], pa.int16()), pa.array([7])),
+            "id": [3, 4],
+            "text": ["x", None],
+            "flag": [True, False],
+        }
+    )
+    path = write(tmp_path / "a.arrow", table, kind, metadata_version=pa.ipc.MetadataVersion.V4)
+    assert read_all(path, format=Arrow(columns=columns)) == rows_of(table.select(columns))
+    assert read_all(path, format=Arrow(columns=(*columns, "in.id"))) == {
+        **rows_of(table.select(columns)),
+        "in.id": [1, 2],
+    }
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_the_format_of_2019_is_refused_with_a_remedy(tmp_path, kind):
+    path = write(tmp_path / "a.arrow", awkward(3), kind, use_legacy_format=True)
+    with pytest.raises(ValueError, match="before version 0.15") as caught:
+        Arrow().index([path])
+    assert not isinstance(caught.value, CorruptData) and path in str(caught.value)
+
+
 def test_the_name_of_a_struct_means_its_members(tmp_path):
     path = write(tmp_path / "a.arrow", awkward(3))
     names = [field.name for field in Arrow(columns=("image", "u8")).index([path]).fields]

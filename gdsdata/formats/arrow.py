@@ -197,11 +197,12 @@ def _lie_in_place(read: Read, size_bytes: int, wanted: Sequence[str] | None, pat
     Files may differ in that, though their columns are alike to a reader: decimals and float64.
     """
     messages = record_batches(read, size_bytes, path)
-    schema = schema_of(next(messages), path)
+    first = next(messages)
+    schema = schema_of(first, path)
     is_compressed = False
     with contextlib.suppress(struct.error):  # reported when the batch is indexed
         is_compressed = any(message.header.table(3) is not None for message in itertools.islice(messages, 1))
-    return not is_compressed and lie_in_place(schema, columns_of(schema, wanted, path))
+    return not is_compressed and lie_in_place(schema, columns_of(schema, wanted, path), first.is_old)
 
 
 def _index_batches(path: str, wanted: Sequence[str] | None, fill_null: FillNull, place_of: Placing) -> FileGroups:

@@ -17,18 +17,29 @@ if TYPE_CHECKING:
 _SCHEMA_FIELDS, _FIELD_DICTIONARY, _FIELD_CHILDREN, _DICTIONARY_ID = 1, 4, 5, 0
 
 
-def buffers_of(kind: pyarrow.DataType) -> int:
+def lost_validity(kind: pyarrow.DataType) -> bool:
+    """Return whether arrays of a type have a buffer of validity in metadata before V5 alone."""
+    types = arrow_module("pyarrow.types")
+    return bool(types.is_union(kind) or types.is_run_end_encoded(kind))
+
+
+def buffers_of(kind: pyarrow.DataType, is_old: bool = False) -> int:
     """Return how many buffers an array has, without those of views' values and inner arrays.
+
+    Args:
+        kind: its type.
+        is_old: see `Message`.
 
     Raises:
         ValueError: this reader does not know the type.
     """
     types = arrow_module("pyarrow.types")
     kind = storage_of(kind)
-    if types.is_null(kind) or types.is_run_end_encoded(kind):
+    if types.is_null(kind):
         return 0
-    if types.is_union(kind):
-        return 1 if kind.mode == "sparse" else 2
+    if lost_validity(kind):
+        own = 0 if types.is_run_end_encoded(kind) else 1 if kind.mode == "sparse" else 2
+        return own + is_old
     if (is_bytes(kind) and not is_view(kind)) or _is_list_view(kind):
         return 3
     if types.is_struct(kind) or types.is_fixed_size_list(kind):
@@ -53,6 +64,8 @@ def inner_types(kind: pyarrow.DataType) -> list[pyarrow.DataType]:
 
 def spanned(kind: pyarrow.DataType) -> tuple[int, int]:
     """Return how many nodes and buffers a column of a type without views has in a record batch.
+
+    The metadata are V5.
 
     Raises:
         ValueError: this reader does not know the type.
@@ -153,15 +166,26 @@ class Placed(NamedTuple):
     is_bare: bool
 
     @classmethod
-    def of(cls, kind: pyarrow.DataType, dictionary: int | None = None, inner: tuple[Placed, ...] = ()) -> Placed:
+    def of(
+        cls,
+        kind: pyarrow.DataType,
+        dictionary: int | None = None,
+        inner: tuple[Placed, ...] = (),
+        is_old: bool = False,
+    ) -> Placed:
         """Return a type with the id of its dictionary, and the types in it.
+
+        Args:
+            kind: the type.
+            dictionary, inner: attributes.
+            is_old: see `Message`.
 
         Raises:
             ValueError: this reader does not know the type.
         """
         types = arrow_module("pyarrow.types")
         plain, kind = plain_type(kind), storage_of(kind)
-        count = buffers_of(kind)
+        count = buffers_of(kind, is_old)
         needs = [*_needs_of(kind)[:count], *[None] * count][:count]
         is_null = types.is_null(plain)
         takes_bits = any(need is None or need.bits for need in needs[1:])
@@ -187,14 +211,15 @@ def placed_types(message: Message, schema: pyarrow.Schema) -> tuple[Placed, ...]
         struct.error, ValueError: the message is not that of the schema, or this reader does not
             know a type.
     """
-    return _placed([field.type for field in schema], message.header.tables(_SCHEMA_FIELDS))
+    return _placed([field.type for field in schema], message.header.tables(_SCHEMA_FIELDS), message.is_old)
 
 
-def _placed(kinds: Sequence[pyarrow.DataType], fields: Sequence[Table]) -> tuple[Placed, ...]:
+def _placed(kinds: Sequence[pyarrow.DataType], fields: Sequence[Table], is_old: bool) -> tuple[Placed, ...]:
     placed = []
     for kind, field in zip(kinds, fields, strict=True):
         encoding = field.table(_FIELD_DICTIONARY)
-        inner = inner_types(kind)
         dictionary = None if encoding is None else encoding.integer(_DICTIONARY_ID, "q")
-        placed.append(Placed.of(kind, dictionary, _placed(inner, field.tables(_FIELD_CHILDREN)) if inner else ()))
+        kinds_in_it = inner_types(kind)
+        inner = _placed(kinds_in_it, field.tables(_FIELD_CHILDREN), is_old) if kinds_in_it else ()
+        placed.append(Placed.of(kind, dictionary, inner, is_old))
     return tuple(placed)

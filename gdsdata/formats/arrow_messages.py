@@ -18,12 +18,14 @@ if TYPE_CHECKING:
 
 _STREAM_AT = 8  # in a file: behind the magic, on a multiple of 8
 _FRAME = struct.Struct("<Ii")
+_OLD_FRAME_BYTES = 4  # before Arrow 0.15
 # Schemas of thousands of columns take far less; a length that lies must not become memory.
 _LONGEST_METADATA_BYTES = 2**26
 # The root of a message lies in its first bytes.
 _BEGIN_BYTES = 256
 
 SCHEMA, DICTIONARY, RECORDS = 1, 2, 3  # types of messages
+_METADATA_V5 = 4  # as messages have it; Arrow 1.0 (2020) and later ones write it
 DICTIONARY_IS_DELTA = 2  # the member of a dictionary's header
 
 # Exactly so many bytes from an offset.
@@ -92,6 +94,7 @@ class Message(NamedTuple):
     Attributes:
         at: offset of the message.
         frame: its metadata, with the frame before them.
+        is_old: its metadata are of a version before V5.
         kind: type of the message.
         header: in the metadata.
         body_at, body_bytes: extent of its body in the file.
@@ -99,6 +102,7 @@ class Message(NamedTuple):
 
     at: int
     frame: bytes
+    is_old: bool
     kind: int
     header: Table
     body_at: int
@@ -117,7 +121,7 @@ def messages(read: Read, size_bytes: int, path: str) -> Iterator[Message]:
             raise damaged(path, at, size_bytes - at, reason)
         prefix = read(at, _FRAME.size)
         continues, metadata_bytes = _FRAME.unpack(prefix)
-        if is_file and at == _STREAM_AT and continues != magics.ARROW_CONTINUES and _begins_bare(read, size_bytes):
+        if is_file and at == _STREAM_AT and continues != magics.ARROW_CONTINUES and _is_schema(read, at, size_bytes):
             schema, others_at = _by_footer(read, size_bytes, path)
             yield schema
             if others_at is None:
@@ -127,6 +131,11 @@ def messages(read: Read, size_bytes: int, path: str) -> Iterator[Message]:
         body_at = at + _FRAME.size + metadata_bytes
         is_sound = continues == magics.ARROW_CONTINUES and 0 <= metadata_bytes <= _LONGEST_METADATA_BYTES
         if not is_sound or body_at > size_bytes:
+            if at <= _STREAM_AT and _is_schema(read, at + _OLD_FRAME_BYTES, size_bytes):
+                raise ValueError(
+                    f"{path} is in the format of Arrow before version 0.15 (2019), which is not read: read it with "
+                    f"pyarrow.ipc, and write it again"
+                )
             raise damaged(path, at, _FRAME.size, f"no message begins here (its metadata would have {metadata_bytes})")
         if metadata_bytes == 0:
             break
@@ -144,12 +153,12 @@ def messages(read: Read, size_bytes: int, path: str) -> Iterator[Message]:
         raise damaged(path, body_at, size_bytes - body_at, "more follows the stream's end mark")
 
 
-def _begins_bare(read: Read, size_bytes: int) -> bool:
-    """Return whether a file's first message is a schema without its frame.
+def _is_schema(read: Read, at: int, size_bytes: int) -> bool:
+    """Return whether the metadata of a schema begin at a place.
 
-    Polars 2.1 writes it so.
+    Polars 2.1 writes those of a file's first message without a frame.
     """
-    begin = read(_STREAM_AT, max(0, min(size_bytes - _STREAM_AT, _BEGIN_BYTES)))
+    begin = read(at, max(0, min(size_bytes - at, _BEGIN_BYTES)))
     try:
         return Table(begin, struct.unpack_from("<I", begin)[0]).integer(1, "B") == SCHEMA
     except struct.error:
@@ -195,7 +204,8 @@ def parsed(frame: bytes, at: int, body_at: int) -> Message:
     header = root.table(2)
     if header is None:
         raise struct.error("a message without a header")
-    return Message(at, frame, root.integer(1, "B"), header, body_at, root.integer(3, "q"))
+    is_old = root.integer(0, "h") < _METADATA_V5
+    return Message(at, frame, is_old, root.integer(1, "B"), header, body_at, root.integer(3, "q"))
 
 
 def schema_of(message: Message, path: str) -> pyarrow.Schema:

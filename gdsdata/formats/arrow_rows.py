@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from gdsdata.formats.arrow_layout import spanned
+from gdsdata.formats.arrow_layout import lost_validity, spanned
 from gdsdata.formats.arrow_messages import Message, Read, record_batches, schema_of
 from gdsdata.formats.columns import (
     Column,
@@ -28,10 +28,15 @@ if TYPE_CHECKING:
     import pyarrow
 
 
-def lie_in_place(schema: pyarrow.Schema, columns: Sequence[Column]) -> bool:
+def lie_in_place(schema: pyarrow.Schema, columns: Sequence[Column], is_old: bool) -> bool:
     """Return whether each value of these columns is a stretch of bytes as it is in a batch.
 
     Then `find_rows` finds them. Else record batches have to be decoded.
+
+    Args:
+        schema: of the file.
+        columns: that are wanted.
+        is_old: see `Message`.
     """
     types = arrow_module("pyarrow.types")
     for column in columns:
@@ -46,13 +51,15 @@ def lie_in_place(schema: pyarrow.Schema, columns: Sequence[Column]) -> bool:
         is_stored_so = field.element_dtype.kind != "b" and not types.is_decimal(kind) and not types.is_dictionary(kind)
         if not is_stretch or not is_stored_so or field.depth > 1 or field.row_shape:
             return False
-    return not any(_has_views(field.type) for field in schema)
+    return all(_is_spanned(field.type, is_old) for field in schema)
 
 
-def _has_views(kind: pyarrow.DataType) -> bool:
-    """Return whether a type has views in it, whose buffers are as many as a batch says."""
+def _is_spanned(kind: pyarrow.DataType, is_old: bool) -> bool:
+    """Return whether `spanned` knows the buffers of a type: of views, each batch says how many."""
     kind = storage_of(kind)
-    return is_view(kind) or any(_has_views(kind.field(i).type) for i in range(kind.num_fields))
+    if is_view(kind) or (is_old and lost_validity(kind)):
+        return False
+    return all(_is_spanned(kind.field(i).type, is_old) for i in range(kind.num_fields))
 
 
 def find_rows(
