@@ -112,6 +112,130 @@ def test_parts_of_a_tensor_that_is_loaded_too_are_not_read_again(tmp_path):
     assert torch.equal(into["turned"], base.reshape(60, 100)[:, 5:9].t())
 
 
+class Counts:
+    """The bytes that a load reads, compares and has beside those of its tensors.
+
+    Read are those of the engine's statistics.
+    """
+
+    def __init__(self, monkeypatch):
+        self.read = self.compared = self.own = 0
+        self._engine = engine.shared_engine(gdsdata.EngineOptions(), torch.device("cpu"))
+        compare, new_storage = tensor_reader.compare, tensor_reader.new_storage
+
+        def counted_compare(extents, checksums):
+            self.compared += sum(extents.sizes_bytes)
+            compare(extents, checksums)
+
+        def counted_storage(size_bytes, device):
+            self.own += size_bytes
+            return new_storage(size_bytes, device)
+
+        monkeypatch.setattr(tensor_reader, "compare", counted_compare)
+        monkeypatch.setattr(tensor_reader, "new_storage", counted_storage)
+
+    def __enter__(self):
+        self.read = -sum(self._engine.statistics()["bytes"].values())
+        return self
+
+    def __exit__(self, *_):
+        self.read += sum(self._engine.statistics()["bytes"].values())
+
+
+@pytest.fixture
+def rows(tmp_path):
+    """A file of 60 rows of one storage, in no order. No tensor has the storage's head and tail."""
+    base = torch.arange(7000.0)
+    views = {str(i): base[500 + 100 * i : 600 + 100 * i] for i in random.Random(7).sample(range(60), 60)}
+    torch.save(views, tmp_path / "rows.pt")
+    return tmp_path / "rows.pt"
+
+
+def row(i):
+    return torch.arange(500.0 + 100 * i, 600.0 + 100 * i)
+
+
+LOADS_OF_ROWS = {
+    "only": lambda path: gdsdata.load(path, only=["*"], verify=True),
+    "dtype": lambda path: gdsdata.load(path, dtype=torch.float64, verify=True),
+    "into": lambda path: gdsdata.load(path, into={str(i): torch.zeros(100) for i in range(60)}, verify=True),
+    "into-cast": lambda path: gdsdata.load(
+        path, into={str(i): torch.zeros(100).double() for i in range(60)}, dtype=torch.float64, verify=True
+    ),
+}
+
+
+@pytest.mark.parametrize("load", LOADS_OF_ROWS)
+def test_many_parts_of_a_record_are_read_in_place_and_compared_once(rows, monkeypatch, load):
+    with Counts(monkeypatch) as counts:
+        found = LOADS_OF_ROWS[load](rows)
+    assert all(torch.equal(found[str(i)].float(), row(i)) for i in range(60))
+    assert (counts.read, counts.compared) == (28000, 28000)
+    if load != "into-cast":  # a cast needs the bytes as they are in the file
+        assert counts.own == 4000, "only what no tensor has"
+
+
+@pytest.mark.parametrize("load", LOADS_OF_ROWS)
+@pytest.mark.parametrize("place", [0, 499, 500, 3333, 6499, 6500, 6999])
+def test_damage_within_or_between_the_parts_of_a_record_is_an_error(rows, load, place):
+    content = bytearray(rows.read_bytes())
+    content[content.index(bits(torch.arange(7000.0))) + 4 * place + 2] ^= 1
+    rows.write_bytes(content)
+    with pytest.raises(CorruptData, match=r"[0-9]+ in .*rows.pt', 28000 bytes .* has the checksum"):
+        LOADS_OF_ROWS[load](rows)
+
+
+def test_parts_that_overlap_or_have_gaps_are_copied_and_the_others_read_in_place(tmp_path, monkeypatch):
+    base = torch.arange(6000.0)
+    saved = {
+        "apart": base[:1000],
+        "first": base[2000:3000],
+        "second": base[2500:3500],
+        "within": base[2600:2610],
+        "every.second": base[4000:5000:2],
+        "between": base[4501:4502],
+        "end": base[5000:],
+    }
+    torch.save(saved, tmp_path / "x.pt")
+    into = {name: torch.zeros(len(tensor)) for name, tensor in saved.items()}
+    in_place, add = [], tensor_reader.Extents.add
+
+    def noted(extents, name, *rest):
+        in_place.append(name)
+        add(extents, name, *rest)
+
+    monkeypatch.setattr(tensor_reader.Extents, "add", noted)
+    with Counts(monkeypatch) as counts:
+        gdsdata.load(tmp_path / "x.pt", into=into, verify=True)
+    assert all(torch.equal(into[name], tensor) for name, tensor in saved.items())
+    assert (counts.read, counts.compared) == (24000, 24000)
+    assert [name for (name,) in in_place][::2] == ["apart", "end"]
+
+
+def test_a_record_that_several_tensors_are_filled_with_is_read_once(tmp_path, monkeypatch):
+    base = torch.arange(6000.0)
+    torch.save({"a": base, "b": base, "turned": base.reshape(60, 100), "part": base[5:9]}, tmp_path / "x.pt")
+    tied = torch.zeros(6000)
+    into = {"a": tied, "b": tied, "turned": torch.zeros(60, 100), "part": torch.zeros(4)}
+    with Counts(monkeypatch) as counts:
+        gdsdata.load(tmp_path / "x.pt", into=into, verify=True)
+    assert torch.equal(tied, base) and torch.equal(into["turned"], base.reshape(60, 100))
+    assert torch.equal(into["part"], base[5:9])
+    assert (counts.read, counts.compared, counts.own) == (24000, 24000, 0)
+
+
+@pytest.mark.parametrize("ending", ["pt", "safetensors"])
+def test_tensors_with_records_of_their_own_are_read_and_compared_once(tmp_path, monkeypatch, ending):
+    saved = {str(i): row(i) for i in range(60)}
+    gdsdata.save(saved, tmp_path / f"x.{ending}")
+    into = {name: torch.zeros(100) for name in saved}
+    for how in ({}, {"only": ["*"]}, {"dtype": torch.float64}, {"into": into}):
+        with Counts(monkeypatch) as counts:
+            found = gdsdata.load(tmp_path / f"x.{ending}", verify=True, **how)
+        assert all(torch.equal(found[name].float(), tensor) for name, tensor in saved.items())
+        assert (counts.read, counts.compared, counts.own) == (24000, 24000, 0)
+
+
 def test_parts_are_read_in_rounds_of_bounded_memory(tmp_path, monkeypatch):
     bases = [torch.arange(6000.0) + 6000 * i for i in range(5)]
     torch.save({f"{i}.{part}": base[part::3] for part in range(3) for i, base in enumerate(bases)}, tmp_path / "x.pt")
@@ -222,6 +346,35 @@ def test_a_distributed_checkpoint_compares_parts_of_tensors(tmp_path, writer):
     assert torch.equal(_part_of_dcp(tmp_path, verify=False), whole[:, 30:60])
     error = failure_of(functools.partial(_part_of_dcp, tmp_path, verify=True))
     assert isinstance(error, CorruptData) and "w in" in str(error) and "has the checksum" in str(error)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("writer", [GDSStorageWriter, dcp.FileSystemWriter])
+def test_parts_of_one_tensor_of_a_distributed_checkpoint_are_read_in_place(tmp_path, monkeypatch, writer):
+    dcp.save({"w": torch.arange(6000.0).reshape(60, 100)}, storage_writer=writer(tmp_path), no_dist=True)
+    parts = [torch.zeros(5, 100) for _ in range(12)]
+
+    class Rows(dcp.DefaultLoadPlanner):
+        def create_local_plan(self):
+            index, sizes = dcp.metadata.MetadataIndex("w", torch.Size((0, 0)), 0), torch.Size((5, 100))
+            return dcp.LoadPlan(
+                [
+                    dcp.ReadItem(LoadItemType.TENSOR, index, torch.Size((i, 0)), index, torch.Size((i, 0)), sizes)
+                    for i in range(55, -1, -5)
+                ]
+            )
+
+        def resolve_tensor(self, item):
+            return parts[item.storage_offsets[0] // 5]
+
+        def commit_tensor(self, *_):
+            pass
+
+    with Counts(monkeypatch) as counts:
+        reader = GDSStorageReader(tmp_path, verify=True)
+        dcp.load({"w": torch.zeros(60, 100)}, storage_reader=reader, planner=Rows(), no_dist=True)
+    assert torch.equal(torch.cat(parts), torch.arange(6000.0).reshape(60, 100))
+    assert (counts.read, counts.compared, counts.own) == (24000, 24000, 0)
 
 
 def _ranks_load_parts(rank, folder):

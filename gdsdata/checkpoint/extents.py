@@ -33,6 +33,17 @@ class Extents:
     targets: list[torch.Tensor | torch.UntypedStorage] = field(default_factory=list)  # one for each place
     bytes: int = 0
 
+    def add(self, name: Path, record: Record, offset: int, target: torch.Tensor) -> None:
+        """Add a read from ``offset`` in a record on that fills a tensor without gaps."""
+        size_bytes = target.nbytes
+        self.names.append(name)
+        self.records.append(record)
+        self.offsets.append(record.offset + offset)
+        self.sizes_bytes.append(size_bytes)
+        self.places.append(0)
+        self.targets.append(target)
+        self.bytes += size_bytes
+
     def parts(self, which: list[int], skips: list[int], sizes: list[int]) -> Extents:
         """Return parts of these extents: which one, from which of its bytes on, and how many."""
         return Extents(

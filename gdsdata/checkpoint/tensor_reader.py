@@ -15,7 +15,7 @@ from torch.autograd.graph import increment_version
 from gdsdata.checkpoint.extents import Extents, ReadCall, SharedExtents
 from gdsdata.checkpoint.gc_pause import collector_resumed
 from gdsdata.checkpoint.open_file import table_of
-from gdsdata.checkpoint.record_checksums import PartsOfRecord, RecordParts, compare, is_compared
+from gdsdata.checkpoint.record_checksums import Part, PartsOfRecord, RecordParts, compare, is_compared
 from gdsdata.checkpoint.stored import Record, Stored, bytes_of, bytes_of_storage
 from gdsdata.checkpoint.tensor_kinds import has_own_memory
 from gdsdata.checkpoint.tensor_rows import PAGE_BYTES, Rows, is_read_with_gaps, overlapping, without_gaps
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 # A batch of this size is read while the rest is still collected.
 _BATCH_BYTES = 256 << 20
 _BATCHES_AT_A_TIME = 4
+_NO_BYTES = torch.empty(0, dtype=torch.uint8)
 
 
 class TensorReader:
@@ -94,26 +95,22 @@ class TensorReader:
         size_bytes = target.nbytes
         if size_bytes == 0:
             return
-        if self._compares(record):
-            if size_bytes != record.size_bytes:
-                take = functools.partial(_copy_bytes, target, offset)
-                return self._parts.add(record, target.device, name, take)
-            self._parts.note_whole(record, target)
-        return self._add(target, record, offset, name)
+        if self._compares(record) and not self._is_first_with_all(target, record):
+            take = functools.partial(_copy_bytes, target, offset)
+            return self._parts.add(record, target.device, Part(offset, size_bytes, name, take, target))
+        self._extents_of(target.device).add(name, record, offset, target)
+        return self._begin_if_many(target.device)
 
-    def _add(self, target: torch.Tensor, record: Record, offset: int, name: Path) -> None:
-        device, size_bytes = target.device, target.nbytes
-        extents = self._by_device.get(device)
-        if extents is None:
+    def _is_first_with_all(self, target: torch.Tensor, record: Record) -> bool:
+        return target.nbytes == record.size_bytes and self._parts.note_whole(record, target)
+
+    def _extents_of(self, device: torch.device) -> Extents:
+        if (extents := self._by_device.get(device)) is None:
             extents = self._by_device[device] = Extents()
-        extents.names.append(name)
-        extents.records.append(record)
-        extents.offsets.append(record.offset + offset)
-        extents.sizes_bytes.append(size_bytes)
-        extents.places.append(0)
-        extents.targets.append(target)
-        extents.bytes += size_bytes
-        if extents.bytes >= _BATCH_BYTES and self._together is None:
+        return extents
+
+    def _begin_if_many(self, device: torch.device) -> None:
+        if self._together is None and self._by_device[device].bytes >= _BATCH_BYTES:
             self._begin(device, self._by_device.pop(device))
 
     def tensor_into(self, target: torch.Tensor, stored: Stored, name: Path) -> None:
@@ -150,7 +147,8 @@ class TensorReader:
             return None
         if self._compares(stored.record):
             device = target.device if engine.reaches(target.device) else torch.device("cpu")
-            return self._parts.add(stored.record, device, name, functools.partial(_copy_values, target, stored))
+            take = functools.partial(_copy_values, target, stored)
+            return self._parts.add(stored.record, device, Part(stored.offset, stored.span_bytes, name, take))
         values = self._values(stored, target.device, name)
         self.own_bytes += values.nbytes
         return self.afterwards(functools.partial(target.copy_, values))
@@ -173,7 +171,7 @@ class TensorReader:
         return is_long and (device.type == "cpu" or rows.follow_in_target)  # on a GPU, one copy serves adjacent rows
 
     def _rows_into(self, target: torch.Tensor, rows: Rows, stored: Stored, name: Path) -> None:
-        extents = self._by_device.setdefault(target.device, Extents())
+        extents = self._extents_of(target.device)
         extents.names += [name] * rows.count
         extents.records += [stored.record] * rows.count
         extents.offsets += (stored.record.offset + stored.offset + rows.offsets(rows.of_stored)).tolist()
@@ -271,7 +269,7 @@ class TensorReader:
 
     def _run(self) -> None:
         try:
-            for parts in self._parts.rounds():
+            for parts in self._parts.rounds(may_split=self._together is None):
                 memories = [self._memory_for(one) for one in parts]
                 self._read_collected()
                 for one, memory in zip(parts, memories, strict=True):
@@ -284,11 +282,20 @@ class TensorReader:
             call()
 
     def _memory_for(self, parts: PartsOfRecord) -> torch.Tensor:
-        """Return memory that has the whole record after the next `_read_collected`."""
+        """Have a record read, and return the memory of which its parts are copied.
+
+        After the next `_read_collected`, it has all bytes of the parts that are copied.
+        """
         if parts.whole is not None:
             return bytes_of(parts.whole.detach())
-        memory = bytes_of_storage(new_storage(parts.record.size_bytes, parts.device))
-        self._add(memory, parts.record, 0, parts.name)
+        memory = bytes_of_storage(new_storage(parts.own_bytes, parts.device)) if parts.own_bytes else _NO_BYTES
+        extents = self._extents_of(parts.device)
+        for stretch in parts.stretches():
+            target = stretch.target
+            if target is None:
+                target = memory[stretch.place : stretch.place + stretch.size_bytes]
+            extents.add(stretch.name, parts.record, stretch.offset, target)
+        self._begin_if_many(parts.device)
         return memory
 
     def _read_collected(self) -> None:
@@ -353,7 +360,9 @@ def _view(storage: torch.UntypedStorage, begin: int, stored: Stored) -> torch.Te
 
 def _copy_bytes(target: torch.Tensor, offset: int, record: torch.Tensor) -> None:
     """Fill a tensor without gaps from the memory of a whole record."""
-    bytes_of(target.detach()).copy_(record[offset : offset + target.nbytes])
+    part = record[offset : offset + target.nbytes]
+    if part.data_ptr() != target.data_ptr():  # tied weights are filled once
+        bytes_of(target.detach()).copy_(part)
 
 
 def _copy_values(target: torch.Tensor, stored: Stored, record: torch.Tensor) -> None:
