@@ -3,12 +3,15 @@
 import json
 import os
 import random
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from gdsdata.formats import stretch_reader
 from gdsdata.formats.fields import FieldIndex
 
 
@@ -22,6 +25,23 @@ def pack_shard(samples: Sequence[bytes], config: bytes = b"") -> bytes:
     """Join the number of samples, their offsets, the format's own bytes, and the samples."""
     ends = np.cumsum([4 * (len(samples) + 2) + len(config), *map(len, samples)])
     return np.array([len(samples), *ends], "<u4").tobytes() + config + b"".join(samples)
+
+
+class Opens:
+    """The opens of shards whose samples are looked at, each of which may wait as on a network."""
+
+    def __init__(self, monkeypatch, wait_s: float) -> None:
+        self.paths: list[str] = []
+        self.threads: set[int] = set()
+        open_file = stretch_reader.open_file
+
+        def slow_open(path: str, at_random: bool) -> Any:
+            self.paths.append(path)
+            self.threads.add(threading.get_ident())
+            time.sleep(wait_s)
+            return open_file(path, at_random)
+
+        monkeypatch.setattr(stretch_reader, "open_file", slow_open)
 
 
 def read_column(index: FieldIndex, name: str, samples: Sequence[int] | None = None) -> list[Any]:

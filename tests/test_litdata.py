@@ -9,6 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from shard_files import (
+    Opens,
     assert_within_files,
     edit_json,
     outcomes_of_damage,
@@ -130,6 +131,17 @@ class TestLeaves:
         index = LitData().index([path])
         assert read_column(index, "image") == [b"x" * i for i in range(9)]
         assert same(read_column(index, "label"), np.arange(9))
+
+    def test_tensors_are_looked_at_side_by_side_if_opens_wait(self, tmp_path, monkeypatch):
+        arrays = [[np.full((i + 1, 2), i, "<f4")] * 3 for i in range(20)]
+        files = [[[pack_array(array, "numpy"), b"t" * i] for array in some] for i, some in enumerate(arrays)]
+        path = write(tmp_path, {"x": 0, "text": 0}, ["numpy", "str"], files)
+        opens = Opens(monkeypatch, 0.02)
+        index = LitData().index([path])
+        assert len(opens.paths) == len(set(opens.paths)) == 20 and len(opens.threads) > 2
+        assert read_column(index, "text") == [b"t" * i for i in range(20) for _ in range(3)]
+        values = [decode_array(value, "numpy") for value in read_column(index, "x")]
+        assert same(values, [array for some in arrays for array in some])
 
     @given(st.data())
     @many

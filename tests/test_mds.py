@@ -19,6 +19,7 @@ from helpers import few_bytes_of_python
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from shard_files import (
+    Opens,
     assert_within_files,
     edit_json,
     outcomes_of_damage,
@@ -130,6 +131,30 @@ class TestColumns:
         assert read_column(index, "x") == [sample[0] for samples in files for sample in samples]
         assert read_column(index, "x", [7, 0, 3]) == [b"30", b"0", b"20"]
         assert_within_files(index)
+
+    def test_samples_are_looked_at_side_by_side_if_opens_wait(self, tmp_path, monkeypatch):
+        files = [[[b"%d" % i * j, np.int64(i).tobytes(), b"t" * i] for j in range(i % 4)] for i in range(1, 40)]
+        path = write_mds(tmp_path, {"image": "jpeg", "label": "int", "text": "str"}, [None, 8, None], files)
+        opens = Opens(monkeypatch, 0.02)
+        index = Mds().index([path])
+        assert sorted(opens.paths) == [str(tmp_path / f"shard.{i:05}.mds") for i in range(39) if (i + 1) % 4]
+        assert len(opens.threads) > 2, "the first shard is looked at by one thread, and the others by several"
+        samples = [sample for samples in files for sample in samples]
+        assert read_column(index, "image") == [image for image, _, _ in samples]
+        assert read_column(index, "text") == [text for _, _, text in samples]
+        assert [int(label) for label in read_column(index, "label")] == [i for i in range(1, 40) for _ in range(i % 4)]
+
+    def test_of_several_damaged_shards_the_first_one_is_named(self, tmp_path, monkeypatch):
+        files = [[[b"image", b"text"] for _ in range(3)] for _ in range(20)]
+        path = write_mds(tmp_path, {"image": "jpeg", "text": "str"}, [None, None], files)
+        for i in (19, 5, 6):
+            shard = tmp_path / f"shard.{i:05}.mds"
+            content = bytearray(shard.read_bytes())
+            content[content.rindex(b"image") - 4] ^= 1  # of the second column's size
+            shard.write_bytes(content)
+        Opens(monkeypatch, 0.01)
+        with pytest.raises(CorruptData, match=r"shard\.00005\.mds: .* sizes of its columns"):
+            Mds().index([path])
 
     def test_remembers_size_and_time_of_each_shard(self, tmp_path):
         index = Mds().index([write_plain(tmp_path)])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ from gdsdata.formats.parsers.magics import SHARDS_INDEX
 from gdsdata.formats.shard_lists import LARGEST_BYTES
 from gdsdata.formats.stretch_reader import StretchReader
 from gdsdata.storage.heads import read_heads, sizes_of
+from gdsdata.storage.opened import of_each
 
 # numpy's and torch's own limit.
 MOST_AXES = 64
@@ -31,6 +33,8 @@ _ARRAY_HEAD_BYTES = 40
 # Tables of shards that are in memory together. `read_heads` reads the first files one by one, so it
 # needs many of them to have several threads wait for slow storage.
 _TABLES_AT_ONCE_BYTES = 2**26
+# Threads that look at samples of slow storage. They wait for opens and reads.
+_READERS = 8
 
 
 class Shard(NamedTuple):
@@ -340,36 +344,70 @@ def index_shards(shards: Sequence[Shard], columns: Sequence[Column]) -> FieldInd
     """
     a_sample = sum(4 * column.carries_size + (column.size_bytes or 0) for column in columns)
     size_bytes, mtime_ns = stat_shards(shards, lambda shard: table_size(shard.samples) + shard.samples * a_sample)
-    first_sample = first_samples([shard.samples for shard in shards])
-    begin = np.empty((int(first_sample[-1]), len(columns)), np.int64)
-    length, array_head = np.empty_like(begin), np.zeros_like(begin)
+    places = _Places(shards, columns)
+    varying = [column for column in columns if column.size_bytes is None]
+    looks_at_samples = len(varying) > 1 or any(column.array for column in varying)
     kinds: list[set[ArrayKind]] = [set() for _ in columns]
-    for i, (shard, offsets) in enumerate(_tables(shards)):
-        rows = slice(first_sample[i], first_sample[i + 1])
-        with StretchReader(shard.path) as reader:
-            begin[rows], length[rows] = place_columns(offsets, columns, shard.path, reader.read)
-            for place, column in enumerate(columns):
-                if column.array is not None:
-                    extents = begin[rows, place], length[rows, place]
-                    heads = _read_array_heads(reader, extents[0], column.array)
-                    array_head[rows, place], found = parse_arrays(heads, *extents, column.array, shard.path)
-                    kinds[place] |= found
+    for head_of in _heads(shards):
+        look = partial(places.find, head_of)
+        each = of_each(look, [*head_of], _READERS, only_if_slow=True) if looks_at_samples else map(look, head_of)
+        for of_shard in each:
+            for of_column, found in zip(kinds, of_shard, strict=True):
+                of_column |= found
     fields = []
     for place, column in enumerate(columns):
-        fields.append(_result(column, length[:, place], kinds[place]))
+        fields.append(_result(column, places.length[:, place], kinds[place]))
         if column.array is not None and fields[-1].dtype is not None:
-            begin[:, place] += array_head[:, place]
-            length[:, place] -= array_head[:, place]
-    paths = [shard.path for shard in shards]
-    return FieldIndex(paths, size_bytes, mtime_ns, first_sample, tuple(fields), Extents.of(begin, length))
+            places.begin[:, place] += places.array_head[:, place]
+            places.length[:, place] -= places.array_head[:, place]
+    paths, extents = [shard.path for shard in shards], Extents.of(places.begin, places.length)
+    return FieldIndex(paths, size_bytes, mtime_ns, places.first_sample, tuple(fields), extents)
 
 
-def _tables(shards: Sequence[Shard]) -> Iterator[tuple[Shard, np.ndarray]]:
-    """Yield each shard with the offsets of its samples."""
+class _Places:
+    """Where each column of each sample lies. Several threads may find those of different shards.
+
+    Attributes:
+        first_sample: of each shard.
+        begin, length, array_head: int64 (N, K), in bytes. ``array_head`` is 0 without one.
+    """
+
+    def __init__(self, shards: Sequence[Shard], columns: Sequence[Column]) -> None:
+        self.first_sample = first_samples([shard.samples for shard in shards])
+        self.begin = np.empty((int(self.first_sample[-1]), len(columns)), np.int64)
+        self.length, self.array_head = np.empty_like(self.begin), np.zeros_like(self.begin)
+        self._shards, self._columns = shards, columns
+        self._numbers = {shard.path: number for number, shard in enumerate(shards)}
+
+    def find(self, head_of: Mapping[str, bytes], path: str) -> list[set[ArrayKind]]:
+        """Find the columns of one shard's samples, and return the kinds of arrays of each column.
+
+        Args:
+            head_of: the first bytes of shards, by path.
+            path: of the shard.
+
+        Raises as `index_shards` does.
+        """
+        number = self._numbers[path]
+        offsets = parse_table(head_of[path], self._shards[number])
+        rows = slice(self.first_sample[number], self.first_sample[number + 1])
+        kinds: list[set[ArrayKind]] = [set() for _ in self._columns]
+        with StretchReader(path) as reader:
+            self.begin[rows], self.length[rows] = place_columns(offsets, self._columns, path, reader.read)
+            for place, column in enumerate(self._columns):
+                if column.array is not None:
+                    extents = self.begin[rows, place], self.length[rows, place]
+                    heads = _read_array_heads(reader, extents[0], column.array)
+                    self.array_head[rows, place], kinds[place] = parse_arrays(heads, *extents, column.array, path)
+        return kinds
+
+
+def _heads(shards: Sequence[Shard]) -> Iterator[dict[str, bytes]]:
+    """Yield the shards' first bytes by path, with the offsets of their samples, in parts."""
     for some in _fitting(shards):
-        longest_bytes = max(table_size(shard.samples) for shard in some)
-        heads, _, _ = read_heads([shard.path for shard in some], longest_bytes)
-        yield from ((shard, parse_table(head, shard)) for shard, head in zip(some, heads, strict=True))
+        paths = [shard.path for shard in some]
+        heads, _, _ = read_heads(paths, max(table_size(shard.samples) for shard in some))
+        yield dict(zip(paths, heads, strict=True))
 
 
 def _fitting(shards: Sequence[Shard]) -> Iterator[Sequence[Shard]]:
