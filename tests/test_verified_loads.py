@@ -2,10 +2,12 @@
 
 import collections
 import functools
+import json
 import random
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -450,3 +452,136 @@ def test_a_file_that_is_damaged_anywhere_gives_the_saved_bytes_or_an_error(tmp_p
         assert is_right or any("has no checksum" in message for message in warned), changed
         outcomes["right" if is_right else "warned of"] += 1
     assert outcomes["refused"] > 50 and outcomes["right"] > 0
+
+
+# ----------------------------------------------------------------------------------------- a safetensors header
+
+SAVED = {
+    "a": torch.arange(6.0).reshape(2, 3),
+    "b": torch.arange(6.0) + 10,
+    "c": torch.arange(4, dtype=torch.int32),
+    "half": torch.ones(2, 4).half(),
+    "none": torch.zeros(0, 5),
+}
+
+
+@pytest.fixture
+def headed(tmp_path):
+    gdsdata.save(SAVED, tmp_path / "x.safetensors")
+    return tmp_path / "x.safetensors"
+
+
+def edit_header(path, change):
+    """Write a file with its header as ``change`` leaves it, in the same length."""
+    content = path.read_bytes()
+    begin = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:begin])
+    header = change(header) or header
+    text = json.dumps(header, separators=(",", ":")).encode().ljust(begin - 8)
+    assert len(text) == begin - 8
+    path.write_bytes(content[:8] + text + content[begin:])
+
+
+def renamed(name, new):
+    """Have the whole header call a tensor by another name."""
+
+    def change(header):
+        checksums = json.loads(header["__metadata__"]["gdsdata_crc32"])
+        header[new], checksums[new] = header.pop(name), checksums.pop(name)
+        header["__metadata__"]["gdsdata_crc32"] = json.dumps(checksums)
+
+    return change
+
+
+def swapped(header):
+    """Exchange the names of two tensors, throughout the header."""
+    checksums = json.loads(header["__metadata__"]["gdsdata_crc32"])
+    for found in (header, checksums):
+        found["a"], found["b"] = found["b"], found["a"]
+    header["__metadata__"]["gdsdata_crc32"] = json.dumps(checksums)
+
+
+def with_offsets_swapped(header):
+    header["a"]["data_offsets"], header["b"]["data_offsets"] = header["b"]["data_offsets"], header["a"]["data_offsets"]
+
+
+def with_another_checksum(header):
+    checksums = json.loads(header["__metadata__"]["gdsdata_crc32"])
+    header["__metadata__"]["gdsdata_crc32"] = json.dumps(checksums | {"b": checksums["b"] ^ 1})
+
+
+def with_another_digit(header):
+    digits = header["__metadata__"]["gdsdata_header_crc32"]
+    header["__metadata__"]["gdsdata_header_crc32"] = digits[:-1] + "0f"[digits[-1] == "0"]
+
+
+DAMAGED_HEADERS = {
+    "dtype": lambda header: header["a"].update(dtype="I32"),
+    "dtype-of-two-bytes": lambda header: header["half"].update(dtype="BF16"),
+    "shape": lambda header: header["a"].update(shape=[3, 2]),
+    "shape-of-nothing": lambda header: header["none"].update(shape=[7, 0]),
+    "name": renamed("a", "z"),
+    "name-of-nothing": renamed("none", "some"),
+    "two-names": swapped,
+    "offsets": with_offsets_swapped,
+    "checksum": with_another_checksum,
+    "checksum-of-the-header": with_another_digit,
+}
+
+
+@pytest.mark.parametrize("how", [{}, {"only": ["half"]}, {"dtype": torch.float64}])
+@pytest.mark.parametrize("change", DAMAGED_HEADERS)
+def test_a_damaged_part_of_a_safetensors_header_is_an_error(headed, change, how):
+    edit_header(headed, DAMAGED_HEADERS[change])
+    if change == "offsets" and how.get("only"):  # of tensors that are not read
+        assert gdsdata.load(headed, verify=True, **how)["half"].sum() == 8
+    else:
+        words = r"'b|has the checksum" if change == "offsets" else r"names, dtypes, shapes and checksums in its header"
+        with pytest.raises(CorruptData, match=words) as caught:
+            gdsdata.load(headed, verify=True, **how)
+        assert caught.value.path == str(headed)
+    if change != "offsets":
+        gdsdata.load(headed)  # nothing is compared
+
+
+def test_a_damaged_header_is_an_error_before_a_tensor_is_filled(headed):
+    edit_header(headed, DAMAGED_HEADERS["two-names"])
+    into = {"a": torch.zeros(6), "b": torch.zeros(2, 3)}  # as the damaged header has them
+    with pytest.raises(CorruptData, match="in its header"):
+        gdsdata.load(headed, into=into, strict=False, verify=True)
+    assert not into["a"].any() and not into["b"].any()
+
+
+def test_headers_of_files_that_an_index_names_are_compared(headed):
+    index = headed.with_name("model.safetensors.index.json")
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(SAVED, headed.name)}))
+    assert torch.equal(gdsdata.load(index, verify=True)["a"], SAVED["a"])
+    edit_header(headed, DAMAGED_HEADERS["shape"])
+    with pytest.raises(CorruptData, match="x.safetensors': names, dtypes, shapes"):
+        gdsdata.load(index, verify=True)
+
+
+def test_a_name_that_stands_once_in_a_damaged_header_is_warned_of(headed, monkeypatch):
+    edit_header(headed, lambda header: header.update(z=header.pop("a")))
+    warned = []
+    monkeypatch.setattr(engine, "warn_once", warned.append)
+    gdsdata.load(headed, verify=True)
+    assert len(warned) == 1 and warned[0].startswith("z in 'x.safetensors' has no checksum, though others have")
+
+
+def test_headers_that_other_programs_write_again_are_sound(headed):
+    edit_header(headed, lambda header: dict(reversed(header.items())))
+    assert torch.equal(gdsdata.load(headed, verify=True)["a"], SAVED["a"])
+    with safetensors.safe_open(headed, "pt") as file:
+        metadata = file.metadata()
+        found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    assert metadata["format"] == "pt" and found.keys() == SAVED.keys()
+    for part in (found, {name: found[name] for name in ("a", "half")}):  # with the metadata of all
+        safetensors.torch.save_file(part, headed, metadata)
+        loaded = gdsdata.load(headed, verify=True)
+        assert loaded.keys() == part.keys() and all(torch.equal(loaded[name], SAVED[name]) for name in part)
+
+
+def test_a_file_with_checksums_of_tensors_alone_is_sound(headed):
+    edit_header(headed, lambda header: header["__metadata__"].pop("gdsdata_header_crc32") and None)
+    assert torch.equal(gdsdata.load(headed, verify=True)["a"], SAVED["a"])

@@ -159,9 +159,10 @@ def load(
             if there is none.
         verify: compare the checksum of every byte that is returned. Files of torch have one for
             each storage, and safetensors files that gdsdata wrote one for each tensor. If only a
-            part of a storage is wanted, all of it is read, into memory of its own: at most 1 GiB
-            (or one storage) at a time. A file without checksums is loaded with a warning. The
-            header of a safetensors file has no checksum.
+            part of a storage is wanted, all of it is read once. Parts that no tensor gets, and
+            those that cannot be read in place, go into memory of its own: at most 1 GiB (or one
+            storage) at a time. The header of a safetensors file has a checksum too, which covers
+            names, dtypes and shapes. A file without checksums is loaded with a warning.
         weights_only: torch's rules for what a pickle may make (`torch.load`).
         group: the ranks that read together: a process group, a `DeviceMesh` of one dimension (as
             ``mesh["dp"]``), or ``"auto"``: the default group, if torch.distributed has several

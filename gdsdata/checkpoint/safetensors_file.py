@@ -3,7 +3,8 @@
 `formats.parsers.safetensors_header` parses it.
 
 A checkpoint may have several files; its ``*.index.json`` names each tensor's file. gdsdata adds
-checksums: JSON under ``gdsdata_crc32`` in the header's metadata, which other readers ignore.
+checksums to the header's metadata, which other readers ignore. Those of the tensors are JSON under
+``gdsdata_crc32``. One of the header's names, dtypes and shapes is under ``gdsdata_header_crc32``.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +32,7 @@ from gdsdata.formats.parsers.safetensors_header import DTYPES, LENGTH_BYTES, PAC
 from gdsdata.io.options import EngineOptions
 
 CHECKSUMS = "gdsdata_crc32"
+HEADER_CHECKSUM = "gdsdata_header_crc32"
 _OBJECTS_AT_A_TIME = 16  # whose headers are read
 _LONGEST_INDEX_BYTES = 2**28  # a tensor has some 100
 _PAGE_BYTES = 4096  # the data begin on a page
@@ -50,13 +54,18 @@ def save(tensors: Mapping[str, torch.Tensor], path: str, options: EngineOptions)
     # Tensors with large elements come first, so that each lies at a multiple of its element size.
     names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
     tensors_of_header = header_of({name: tensors[name] for name in names})
+    forms = [(name, tensors[name].dtype, tuple(tensors[name].shape)) for name in names]
 
     def header(checksums: list[int]) -> bytes:
-        said = json.dumps(dict(zip(names, checksums, strict=True)))
-        about = {"__metadata__": {"format": "pt", CHECKSUMS: said}, **tensors_of_header}
+        by_name = dict(zip(names, checksums, strict=True))
+        return with_checksums(by_name, _header_checksum(forms, by_name))
+
+    def with_checksums(by_name: dict[str, int], of_header: str) -> bytes:
+        metadata = {"format": "pt", CHECKSUMS: json.dumps(by_name), HEADER_CHECKSUM: of_header}
+        about = {"__metadata__": metadata, **tensors_of_header}
         return json.dumps(about, separators=(",", ":")).encode()
 
-    longest = len(header([2**32 - 1] * len(names)))
+    longest = len(with_checksums(dict.fromkeys(names, 2**32 - 1), "0" * 8))
     data_begin = -(-(LENGTH_BYTES + longest) // _PAGE_BYTES) * _PAGE_BYTES
     if data_begin - LENGTH_BYTES > safetensors_header.LONGEST_HEADER_BYTES:
         raise ValueError(
@@ -172,20 +181,24 @@ def _kind_of(value: Any) -> str:
     return f"tensor of {value.layout}" if value.layout is not torch.strided else "tensor of zeros without memory"
 
 
-def read_index(index: OpenFile) -> dict[str, Stored]:
+def read_index(index: OpenFile, verify: bool = False) -> dict[str, Stored]:
     """Return the tensors of the files that an index names.
 
     All files are opened before one is read.
 
+    Args:
+        index: the index.
+        verify: as in `read_header`.
+
     Raises:
-        CorruptData: the index is damaged, or a file does not have a tensor that the index says it
-            has.
+        CorruptData: the index or a header is damaged, or a file does not have a tensor that the
+            index says it has.
         FileNotFoundError, IoError: a file cannot be opened or read.
     """
     of_tensor = weight_map(index)
     folder = os.path.dirname(index.path)
     paths = [os.path.join(folder, name) for name in dict.fromkeys(of_tensor.values())]
-    headers = read_indexed(index.path, of_tensor, paths)
+    headers = read_indexed(index.path, of_tensor, paths, verify)
     return {tensor: headers[name][tensor] for tensor, name in of_tensor.items()}
 
 
@@ -223,13 +236,16 @@ def weight_map(index: OpenFile) -> dict[str, str]:
     return of_tensor
 
 
-def read_indexed(index: str, of_tensor: Mapping[str, str], paths: Sequence[str]) -> dict[str, dict[str, Stored]]:
+def read_indexed(
+    index: str, of_tensor: Mapping[str, str], paths: Sequence[str], verify: bool = False
+) -> dict[str, dict[str, Stored]]:
     """Return the tensors of files, by the files' names, and compare them with an index.
 
     Args:
         index: the path of the index.
         of_tensor: of the index.
         paths: of files in one folder. There may be more than the index names.
+        verify: as in `read_header`.
 
     Raises:
         CorruptData: a file is damaged, or does not have a tensor that the index says it has.
@@ -240,7 +256,7 @@ def read_indexed(index: str, of_tensor: Mapping[str, str], paths: Sequence[str])
         if name not in names:
             raise _lost_shard(index, of_tensor, name)
     try:
-        headers = dict(zip(names, read_headers(paths), strict=True))
+        headers = dict(zip(names, read_headers(paths, verify), strict=True))
     except FileNotFoundError as error:
         lost = os.path.basename(getattr(error, "path", ""))
         if lost not in of_tensor.values():
@@ -266,10 +282,14 @@ def _lost_shard(index: str, of_tensor: Mapping[str, str], name: str) -> FileNotF
     )
 
 
-def read_headers(paths: Sequence[str]) -> list[dict[str, Stored]]:
+def read_headers(paths: Sequence[str], verify: bool = False) -> list[dict[str, Stored]]:
     """Open files, or objects, and return their tensors.
 
     All are opened before one is read. The first `most_kept_files` stay open.
+
+    Args:
+        paths: of the files.
+        verify: as in `read_header`.
 
     Raises:
         CorruptData: a file is damaged.
@@ -280,7 +300,7 @@ def read_headers(paths: Sequence[str]) -> list[dict[str, Stored]]:
     with ThreadPoolExecutor(_OBJECTS_AT_A_TIME) as threads:
         each = threads.map if any(map(is_url, paths)) else map  # one after another, objects would add up round trips
         files = list(each(open_path, paths, keep))
-        return list(each(read_header, files))
+        return list(each(partial(read_header, verify=verify), files))
 
 
 class FileHeader(NamedTuple):
@@ -289,15 +309,65 @@ class FileHeader(NamedTuple):
     Attributes:
         tensors: by name, in the header's order.
         metadata: strings by name; None: the header has no metadata.
+        checksums: of tensors, by name, as the metadata has them.
     """
 
     tensors: dict[str, Stored]
     metadata: dict[str, str] | None
+    checksums: dict[str, int]
 
 
-def read_header(file: OpenFile, begin: int = 0) -> dict[str, Stored]:
-    """Return the tensors of one file in its order: see `read_file_header`."""
-    return read_file_header(file, begin).tensors
+def read_header(file: OpenFile, begin: int = 0, verify: bool = False) -> dict[str, Stored]:
+    """Return the tensors of one file in its order: see `read_file_header`.
+
+    Args:
+        file, begin: as there.
+        verify: compare the checksum of what the header says of the tensors.
+
+    Raises:
+        CorruptData, IoError: as there, or the checksum differs.
+    """
+    header = read_file_header(file, begin)
+    if verify:
+        _check_header(header, file.path)
+    return header.tensors
+
+
+def _check_header(header: FileHeader, path: str) -> None:
+    """Compare the header's checksum, if it has one.
+
+    Other programs may have copied the metadata beside more tensors or fewer. The header's checksum
+    says nothing about these. A tensor that is new is warned of when it is read: it has none of its
+    own.
+
+    Raises:
+        CorruptData: it differs.
+    """
+    expected = (header.metadata or {}).get(HEADER_CHECKSUM)
+    if expected is None or header.checksums.keys() != header.tensors.keys():
+        return
+    forms = ((name, stored.dtype, stored.shape) for name, stored in header.tensors.items())
+    if (found := _header_checksum(forms, header.checksums)) != expected:
+        raise CorruptData(
+            f"'{path}': names, dtypes, shapes and checksums in its header have the checksum {found} and not "
+            f"{expected[:80]}: the header was changed since it was written. Write the file again, or fetch it again",
+            path,
+        )
+
+
+def _header_checksum(forms: Iterable[tuple[str, torch.dtype, tuple[int, ...]]], checksums: Mapping[str, int]) -> str:
+    """Return the checksum of what a header says of its tensors, in hexadecimal digits.
+
+    It depends on neither the order of the tensors nor the spaces in the JSON, which a program that
+    writes the header again may change. Offsets are not in it: the tensors' own checksums show it
+    if these are wrong.
+
+    Args:
+        forms: name, dtype and shape of each tensor, as torch has them.
+        checksums: by name.
+    """
+    said = sorted([name, code_of(dtype), *shape, checksums[name]] for name, dtype, shape in forms)
+    return f"{zlib.crc32(json.dumps(said).encode()):08x}"
 
 
 def read_file_header(file: OpenFile, begin: int = 0) -> FileHeader:
@@ -323,7 +393,7 @@ def read_file_header(file: OpenFile, begin: int = 0) -> FileHeader:
             )
             for name, tensor in header.tensors.items()
         }
-    return FileHeader(tensors, header.metadata)
+    return FileHeader(tensors, header.metadata, checksums)
 
 
 def _checksums(metadata: Mapping[str, str], path: str) -> dict[str, int]:

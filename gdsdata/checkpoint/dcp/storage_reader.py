@@ -93,7 +93,7 @@ class GDSStorageReader(FileSystemReader):
     Args:
         path: of the folder, or its URL.
         verify: compare the CRC-32 of every stored tensor and other value that is read. If the plan
-            wants a part of a stored tensor, all of it is read, through memory of its own. A file
+            wants parts of a stored tensor, all of it is read once, as `gdsdata.load` does. A file
             without checksums is loaded with a warning.
         options: of the engine; None: the defaults.
 

@@ -95,7 +95,7 @@ class safe_open:
         except CorruptData as error:
             message = _what_else(file) or str(error)
             raise DamagedFile(message, error.path, error.offset, error.length) from error
-        self._tensors, self._metadata = header
+        self._tensors, self._metadata = header.tensors, header.metadata
         self._device = "cpu" if device is None else device
         self._options = EngineOptions()
         self._reader: ReadAhead | None = ReadAhead(self._tensors, self._options)
