@@ -115,7 +115,7 @@ def test_what_a_row_with_an_order_of_its_own_gives_wrong_is_found(tmp_path, peer
         row.verify("float32")
 
 
-def test_samples_that_are_alike_are_told_apart_by_how_many_came(tmp_path):
+def test_samples_that_are_alike_are_distinguished_by_how_many_came(tmp_path):
     source = volumes(tmp_path, count=3)
     np.save(source.files[1], np.load(source.files[0]))
     truth = sources.Truth(source)

@@ -347,7 +347,7 @@ def both_save_plans(state, **arguments):
     return plans
 
 
-def are_told_apart(values):
+def are_distinct(values):
     """Return whether torch tells the keys of a dict apart, since it takes 0 for "0"."""
     return len(set(map(str, values))) == len(values)
 
@@ -356,7 +356,7 @@ values_of_states = st.recursive(
     tensors | st.none() | st.integers() | st.tuples(st.floats(allow_nan=False), st.booleans()),
     lambda inner: (
         st.lists(inner, max_size=3)
-        | st.dictionaries(st.text(max_size=2) | st.integers(0, 2), inner, max_size=3).filter(are_told_apart)
+        | st.dictionaries(st.text(max_size=2) | st.integers(0, 2), inner, max_size=3).filter(are_distinct)
     ),
     max_leaves=6,
 )

@@ -224,7 +224,7 @@ def test_a_file_of_another_kind_in_a_folder_of_data_is_not_called_damaged(tmp_pa
 
 
 @pytest.mark.parametrize(("first", "other"), [("npy", "tar"), ("npz", "tar"), ("npy", "parquet"), ("npy", "npz")])
-def test_files_of_two_formats_are_told_apart_and_not_called_damaged(tmp_path, first, other):
+def test_files_of_two_formats_are_distinguished_and_not_called_damaged(tmp_path, first, other):
     pq.write_table(pa.table({"x": [1]}), tmp_path / "x.parquet")
     np.save(tmp_path / "x.npy", np.zeros(3))
     np.savez(tmp_path / "x.npz", x=np.zeros(3))

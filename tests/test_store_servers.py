@@ -132,7 +132,7 @@ def test_a_list_of_many_pages_is_complete(server, monkeypatch):
     assert listed(store, "pages/") == []
 
 
-def test_a_missing_object_and_wrong_keys_are_told_apart(server):
+def test_a_missing_object_and_wrong_keys_are_distinguished(server):
     store = store_of(server)
     for ask in (store.head, lambda key: get(store.access(key), 0, 0)):
         with pytest.raises(OSError, match="404"):

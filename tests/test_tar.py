@@ -256,7 +256,7 @@ class TestSamples:
     def test_equal_formats_are_equal_and_a_list_does_for_fields(self):
         assert hash(Tar(["jpg"])) == hash(Tar(("jpg",))) and Tar(["jpg"]) == Tar(("jpg",))
 
-    def test_a_missing_file_and_an_unreadable_one_are_told_apart(self, tmp_path):
+    def test_a_missing_file_and_an_unreadable_one_are_distinguished(self, tmp_path):
         with pytest.raises(FileNotFoundError, match="nowhere"):
             index(str(tmp_path / "nowhere.tar"))
         with pytest.raises(IoError, match=f"indexing {tmp_path}: reading 4096 bytes at 0 failed: Is a directory"):

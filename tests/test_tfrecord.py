@@ -158,7 +158,7 @@ class TestRecords:
         index = TFRecord().index([str(tmp_path / "a")])
         assert (index.size_bytes[0], index.mtime_ns[0]) == (19, os.stat(tmp_path / "a").st_mtime_ns)
 
-    def test_a_missing_file_and_an_unreadable_one_are_told_apart(self, tmp_path):
+    def test_a_missing_file_and_an_unreadable_one_are_distinguished(self, tmp_path):
         with pytest.raises(FileNotFoundError, match="nowhere"):
             TFRecord().index([str(tmp_path / "nowhere")])
         with pytest.raises(IoError, match="Is a directory"):

@@ -17,7 +17,7 @@ BounceArena::BounceArena(Device& device, uint64_t bytes, uint64_t ready_bytes)
 
 BounceArena::~BounceArena() {
   stopped_.store(true, std::memory_order_relaxed);
-  if (bringing_.joinable()) bringing_.join();
+  if (populating_.joinable()) populating_.join();
 }
 
 std::byte* BounceArena::take(uint64_t bytes) {
@@ -31,10 +31,10 @@ std::byte* BounceArena::take_before(size_t end_page, uint64_t bytes) {
   auto range = std::find_if(free_.begin(), free_.end(), [&](const FreeRange& r) { return r.pages >= pages; });
   if (range == free_.end()) return nullptr;
   if (range->first_page + pages > end_page) {
-    bring_the_rest();
+    populate_rest();
     return nullptr;
   }
-  // There is at most one more free range than ranges in use, so give_back needs no allocation.
+  // There is at most one more free range than ranges in use, so release needs no allocation.
   if (const size_t most_ranges = taken_ + 2; free_.capacity() < most_ranges) {
     const size_t place = static_cast<size_t>(range - free_.begin());
     free_.reserve(2 * most_ranges);
@@ -48,10 +48,10 @@ std::byte* BounceArena::take_before(size_t end_page, uint64_t bytes) {
   return memory;
 }
 
-void BounceArena::bring_the_rest() {
-  if (bringing_.joinable()) return;
+void BounceArena::populate_rest() {
+  if (populating_.joinable()) return;
   const size_t end_page = size_bytes() / kPageBytes;
-  const auto bring = [this, end_page] {
+  const auto populate = [this, end_page] {
     name_this_thread("gdsdata-bounce");
     constexpr size_t kPagesAtOnce = tuning::kTouchedAtOnceBytes / kPageBytes;
     for (size_t page = ready_pages_; page < end_page && !stopped_.load(std::memory_order_relaxed);) {
@@ -62,13 +62,13 @@ void BounceArena::bring_the_rest() {
     }
   };
   try {
-    bringing_ = std::thread(bring);
+    populating_ = std::thread(populate);
   } catch (const std::exception&) {  // no thread is available
     ready_pages_ = end_page;
   }
 }
 
-void BounceArena::give_back(std::byte* memory, uint64_t bytes) {
+void BounceArena::release(std::byte* memory, uint64_t bytes) {
   --taken_;
   const size_t first_page = static_cast<size_t>(memory - data()) / kPageBytes;
   const size_t pages = align_up(bytes, kPageBytes) / kPageBytes;

@@ -34,7 +34,7 @@ class BounceArena {
   std::byte* take(uint64_t bytes);
   // The same for callers that have nothing else to wait for. Null if there is no room.
   std::byte* take_untouched(uint64_t bytes);
-  void give_back(std::byte* memory, uint64_t bytes);
+  void release(std::byte* memory, uint64_t bytes);
 
  private:
   static constexpr uint64_t kPageBytes = 4096;
@@ -45,14 +45,14 @@ class BounceArena {
     size_t pages;
   };
   std::byte* take_before(size_t end_page, uint64_t bytes);
-  void bring_the_rest();
+  void populate_rest();
 
   std::unique_ptr<PinnedBuffer> buffer_;
   std::vector<FreeRange> free_;
   size_t taken_ = 0;  // allocations in use
   std::atomic<size_t> ready_pages_;
   std::atomic<bool> stopped_{false};
-  std::thread bringing_;
+  std::thread populating_;
 };
 
 }  // namespace gdsdata

@@ -13,7 +13,7 @@ constexpr std::array kFileNames = {"libcurl.so.4", "libcurl-gnutls.so.4", "libcu
 constexpr long kGlobalAll = 3;
 
 // Older ones keep a connection of CURLOPT_CONNECT_ONLY open after its handle has left.
-constexpr unsigned kFirstThatLends = 0x075500;  // 7.85.0
+constexpr unsigned kFirstThatCloses = 0x075500;  // 7.85.0
 
 // The beginning of curl_version_info_data.
 struct VersionInfo {
@@ -60,7 +60,7 @@ std::string CurlApi::load() {
       find(library, "curl_multi_info_read", multi_info_read) && find(library, "curl_slist_append", slist_append) &&
       find(library, "curl_slist_free_all", slist_free_all) && find(library, "curl_version_info", version_info);
   if (!has_all) return "this machine's libcurl is older than 7.68; install a newer one to read URLs";
-  lends_connections = version_info(0)->number >= kFirstThatLends;
+  closes_with_handle = version_info(0)->number >= kFirstThatCloses;
   if (global_init(kGlobalAll) != 0) return "libcurl's TLS library could not be initialized";
   return "";
 }

@@ -121,8 +121,9 @@ struct CurlApi {
   Message* (*multi_info_read)(Multi, int*);
   List* (*slist_append)(List*, const char*);
   void (*slist_free_all)(List*);
-  // A connection that it has opened (kConnectOnly) is closed when its handle leaves: from 7.85 on.
-  bool lends_connections = false;
+  // A connection that libcurl opened (kConnectOnly) is closed when its handle is removed: from 7.85
+  // on.
+  bool closes_with_handle = false;
 
   std::string load();  // for `get`; returns why it failed
 };

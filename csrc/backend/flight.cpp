@@ -258,7 +258,7 @@ Completion Flight::finish() noexcept {
       completion_.bytes[is_direct() ? Route::kDirect : Route::kBuffered] += piece.length;
     }
   }
-  if (bounce_bytes_ != 0) arena_->give_back(bounce_, bounce_bytes_);
+  if (bounce_bytes_ != 0) arena_->release(bounce_, bounce_bytes_);
   bounce_bytes_ = 0;
   return std::move(completion_);
 }

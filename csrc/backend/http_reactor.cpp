@@ -178,7 +178,7 @@ HttpReactor::Exchange HttpReactor::start(HttpRequest request, HttpReceiver& rece
 bool HttpReactor::begin(Transfer& transfer) {
   transfer.origin = plain_origin(transfer.request);
   const bool is_plain =
-      curl_.lends_connections && !transfer.origin.empty() && !origins_of_libcurl_.contains(transfer.origin);
+      curl_.closes_with_handle && !transfer.origin.empty() && !origins_of_libcurl_.contains(transfer.origin);
   if (!is_plain) return transfer.enter_libcurl();
   while (!transfer.request.fresh_connection) {
     auto connection = idle_.take(transfer.origin);

@@ -43,7 +43,7 @@ bool HttpReactor::Transfer::open_connection() {
   return add_handle();
 }
 
-// libcurl closes its own descriptor when it loses the handle (CurlApi::lends_connections).
+// libcurl closes its own descriptor when it loses the handle (CurlApi::closes_with_handle).
 Descriptor HttpReactor::Transfer::take_socket(int& system_errno) {
   int socket = CurlApi::kNoSocket;
   reactor.curl_.easy_getinfo(easy, CurlApi::kActiveSocket, &socket);
@@ -131,7 +131,7 @@ void HttpReactor::Transfer::note_connections() noexcept {
     reactor.connections_made_ += static_cast<uint64_t>(number);
 }
 
-bool HttpReactor::Transfer::give_head() {
+bool HttpReactor::Transfer::deliver_head() {
   if (!head_taken) {
     head_taken = true;
     refused = !receiver.take_head(std::move(head));
@@ -149,7 +149,7 @@ HttpEnd HttpReactor::Transfer::end(int code) noexcept {
     if (curl.easy_getinfo(easy, CurlApi::kRedirectUrl, &redirect_url) == 0 && redirect_url != nullptr)
       end.redirect_url = redirect_url;
     // A response without a body, or a refusal whose body was cut: its status says enough.
-    if (code == CurlApi::kOk || (head.is_complete && head.status >= 300)) give_head();
+    if (code == CurlApi::kOk || (head.is_complete && head.status >= 300)) deliver_head();
     if (code != CurlApi::kOk) {
       long number = 0;
       end.reason = error[0] != '\0' ? error : curl.easy_strerror(code);
@@ -188,7 +188,7 @@ size_t HttpReactor::Transfer::on_body(char* data, size_t size, size_t count, voi
   auto& transfer = *static_cast<Transfer*>(user);
   const size_t bytes = size * count, failure = bytes + 1;  // another number ends the exchange
   return guarded(transfer, failure, [&] {
-    if (!transfer.give_head()) return failure;
+    if (!transfer.deliver_head()) return failure;
     if (bytes == 0) return bytes;
     transfer.refused = !transfer.receiver.take_body({reinterpret_cast<const std::byte*>(data), bytes});
     return transfer.refused ? failure : bytes;

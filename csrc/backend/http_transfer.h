@@ -43,7 +43,7 @@ struct HttpReactor::Transfer {
   void add_header(const std::string& line);
   void note_connections() noexcept;
   // Returns false if the receiver ends the exchange.
-  bool give_head();
+  bool deliver_head();
   template <typename Value>
   void set(CurlApi::Option option, Value value) {
     reactor.curl_.easy_setopt(easy, option, value);

@@ -154,7 +154,7 @@ PlainExchange::State PlainExchange::send() {
 PlainExchange::State PlainExchange::receive() {
   for (int calls = 0; calls < kMostCalls; ++calls) {
     std::span<std::byte> into;
-    if (!is_head_given_) {
+    if (!is_head_delivered_) {
       into = scratch_.first(kHeadBytes);
     } else {
       into = receiver_.body_memory();
@@ -167,7 +167,7 @@ PlainExchange::State PlainExchange::receive() {
     if (count <= 0) return fail_transfer(count < 0 ? errno : 0);
     is_begun_ = true;
     const auto received = into.first(static_cast<size_t>(count));
-    const State state = is_head_given_ ? take_body(received) : take(received);
+    const State state = is_head_delivered_ ? take_body(received) : take(received);
     set_low_water();
     // A call that is not filled has taken all that was there.
     if (state != State::kReceiving || received.size() < into.size()) return state;
@@ -179,7 +179,7 @@ PlainExchange::State PlainExchange::receive() {
 // reports ends and errors, and a receive buffer that is full.
 void PlainExchange::set_low_water() {
   if (!reports_full_buffers()) return;
-  const uint64_t expected = is_head_given_ ? left_ : 0;
+  const uint64_t expected = is_head_delivered_ ? left_ : 0;
   const bool is_long = expected >= tuning::kShortestBodyToGather;
   const int low_water = is_long ? static_cast<int>(std::min(expected, tuning::kLeastReceivedBytes)) : 1;
   if (low_water == low_water_) return;
@@ -203,7 +203,7 @@ PlainExchange::State PlainExchange::take(std::span<const std::byte> bytes) {
     left_ = reader_.body_bytes();
   }
   if (bytes.empty() && left_ > 0) return State::kReceiving;  // the receiver gets the head with the first byte
-  is_head_given_ = true;
+  is_head_delivered_ = true;
   if (!receiver_.take_head(reader_.take_head())) return end(CurlApi::kWriteError, "the response is not wanted");
   if (bytes.size() <= left_) return take_body(bytes);
   // More than the head says: what follows belongs to no request.
@@ -224,7 +224,7 @@ PlainExchange::State PlainExchange::take_body(std::span<const std::byte> bytes) 
 PlainExchange::State PlainExchange::fail_transfer(int system_errno) {
   if (!is_begun_ && connection_.is_used) return State::kStale;
   // A refusal whose body does not come: its status says enough.
-  if (reader_.state() == HeadReader::State::kComplete && !is_head_given_ && reader_.head().status >= 300) {
+  if (reader_.state() == HeadReader::State::kComplete && !is_head_delivered_ && reader_.head().status >= 300) {
     receiver_.take_head(reader_.take_head());
   }
   if (system_errno != 0) {

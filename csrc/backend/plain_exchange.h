@@ -65,7 +65,7 @@ class PlainExchange {
   size_t sent_ = 0;
   HeadReader reader_;
   bool is_begun_ = false;  // a byte of the response came
-  bool is_head_given_ = false;
+  bool is_head_delivered_ = false;
   bool is_reusable_ = false;
   int low_water_ = 1;      // bytes with which the socket is ready
   uint64_t left_ = 0;  // bytes of the body to come, once the head is complete

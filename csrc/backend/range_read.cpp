@@ -192,7 +192,7 @@ void RangeRead::guard(Step step) noexcept {
 }
 
 void RangeRead::ask_access() {
-  auto access = object_->access_or_ask([self = shared_from_this()](auto answered, auto error) {
+  auto access = object_->access_or_request([self = shared_from_this()](auto answered, auto error) {
     self->reactor().post([self, answered = std::move(answered), error = std::move(error)]() mutable {
       self->guard([&] { self->take_access(std::move(answered), std::move(error)); });
     });

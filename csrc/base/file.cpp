@@ -185,7 +185,7 @@ std::shared_ptr<File> File::open_remote(const std::string& path, const FileIdent
   auto remote = std::make_shared<RemoteObject>(path, identity.size_bytes, identity.mtime_ns);
   const auto cache = active_cache();
   std::shared_ptr<CachedObject> cached;
-  if (cache != nullptr && remote->is_told_apart()) {
+  if (cache != nullptr && remote->has_tag()) {
     cached = cache->object(path, identity.mtime_ns, identity.size_bytes, std::to_string(identity.mtime_ns));
   }
   if (cached == nullptr) return std::shared_ptr<File>(new File(std::move(remote)));

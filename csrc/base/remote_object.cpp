@@ -86,7 +86,7 @@ int64_t object_version(std::string_view tag) {
   return static_cast<int64_t>(hash >> 1);
 }
 
-std::shared_ptr<const ObjectAccess> RemoteObject::access_or_ask(Use use) {
+std::shared_ptr<const ObjectAccess> RemoteObject::access_or_request(Use use) {
   {
     std::lock_guard lock(mutex_);
     if (access_ != nullptr && access_->expires > std::chrono::steady_clock::now() + kAccessMargin) return access_;

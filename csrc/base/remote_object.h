@@ -48,15 +48,16 @@ class RemoteObject : public std::enable_shared_from_this<RemoteObject> {
   uint64_t size_bytes() const { return size_bytes_; }
   int64_t version() const { return version_; }
   bool has_version() const { return version_ != kAnyVersion; }
-  // False if the server has no tag: then nothing tells another version of its size from this one.
-  bool is_told_apart() const { return has_version() && version_ != object_version(""); }
+  // Returns false if the server has no tag. Another version of the same size then looks like this
+  // one.
+  bool has_tag() const { return has_version() && version_ != object_version(""); }
   static constexpr int64_t kAnyVersion = -1;
 
-  // Returns an access that is still valid for some time. If there is none, returns null and asks
-  // for one. `use` is then called with it, or with the reason why there is none, on another thread
-  // and perhaps at once. It must not block.
+  // Returns an access that is still valid for some time. If there is none, returns null and
+  // requests one. `use` is then called with it, or with the reason why there is none, on another
+  // thread and perhaps at once. It must not block.
   using Use = std::function<void(std::shared_ptr<const ObjectAccess>, std::optional<Error>)>;
-  std::shared_ptr<const ObjectAccess> access_or_ask(Use use);
+  std::shared_ptr<const ObjectAccess> access_or_request(Use use);
   // Forgets the access, because the server refused it. Does nothing if there is a newer one.
   void drop_access(const ObjectAccess* refused);
   // When the access was granted that the server refused before its end. Empty: it was not, or there

@@ -218,7 +218,7 @@ bool is_mount_point(const std::string& path) {
 }
 
 // Returns the file at the end of a chain of links. It need not exist.
-std::string file_behind_links(const std::string& path) {
+std::string resolve_links(const std::string& path) {
   std::filesystem::path file = path;
   std::error_code error;
   for (int links = 0; links < 40; ++links) {
@@ -284,7 +284,7 @@ NewFile create_temporary(const Place& place, const TemporaryNames& names, mode_t
 }  // namespace
 
 Replacement::Replacement(const std::string& path, uint64_t length_bytes)
-    : path_(file_behind_links(path)), length_bytes_(length_bytes) {
+    : path_(resolve_links(path)), length_bytes_(length_bytes) {
   const Place place(path_);
   struct stat target{};
   const bool exists = ::stat(path_.c_str(), &target) == 0;

@@ -37,7 +37,7 @@ class StagedCopies {
 
   // See Staging::place.
   bool place(std::span<Transfer> parts, Staging::Place& place) { return staging_->place(parts, place); }
-  void release(Staging::Place& place) { staging_->give_back(place); }
+  void release(Staging::Place& place) { staging_->release(place); }
 
   // Queues the copies of a segment from the device, after work that still writes there. Sets
   // ActiveSegment::copied.

@@ -86,11 +86,11 @@ bool Staging::place(std::span<Transfer> transfers, Place& place) {
   return true;
 }
 
-void Staging::give_back(Place& place) {
+void Staging::release(Place& place) {
   if (place.memory != nullptr) {
     const bool in_first =
         first_ != nullptr && place.memory >= first_->data() && place.memory < first_->data() + first_->size_bytes();
-    (in_first ? first_ : all_)->give_back(place.memory, place.bytes);
+    (in_first ? first_ : all_)->release(place.memory, place.bytes);
   }
   place.memory = nullptr;
   place.runs.clear();

@@ -56,7 +56,7 @@ class Staging {
   // Changes the transfers' memory from the device's to staging memory. If there is no room, changes
   // nothing and returns false. Throws Failure if no memory can be allocated.
   bool place(std::span<Transfer> transfers, Place& place);
-  void give_back(Place& place);
+  void release(Place& place);
 
   void take_all();
   // Each allocated span, oldest first.

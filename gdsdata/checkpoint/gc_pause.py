@@ -95,13 +95,13 @@ def _set(thread: int, pausing: bool) -> None:
                 _pausing.remove(thread)
             finally:
                 try:
-                    _end_if_nobody_pauses()
+                    _resume_if_unpaused()
                 except BaseException:
-                    _end_if_nobody_pauses()
+                    _resume_if_unpaused()
                     raise
 
 
-def _end_if_nobody_pauses() -> None:
+def _resume_if_unpaused() -> None:
     if not _pausing and gc.get_threshold()[0] == _PAUSED:
         gc.set_threshold(_usual)
 
@@ -110,7 +110,7 @@ def _resume_in_child() -> None:
     global _lock
     _lock = threading.RLock()
     _pausing.clear()
-    _end_if_nobody_pauses()
+    _resume_if_unpaused()
 
 
 os.register_at_fork(after_in_child=_resume_in_child)

@@ -442,11 +442,11 @@ TEST(BounceArena, GivesDisjointMemoryAndGetsAllOfItBack) {
       taken[memory] = bytes;
     } else if (!taken.empty()) {
       auto entry = std::next(taken.begin(), static_cast<ptrdiff_t>(random() % taken.size()));
-      arena.give_back(entry->first, entry->second);
+      arena.release(entry->first, entry->second);
       taken.erase(entry);
     }
   }
-  for (const auto& [memory, bytes] : taken) arena.give_back(memory, bytes);
+  for (const auto& [memory, bytes] : taken) arena.release(memory, bytes);
   EXPECT_NE(arena.take(kBytes), nullptr) << "memory was lost or left in pieces";
 }
 
@@ -470,8 +470,8 @@ TEST(BounceArena, GivesMemoryThatWasNeverTouchedOnceItIsThere) {
     std::this_thread::yield();
   ASSERT_EQ(more, arena.data() + 4 * kMiB);
   EXPECT_GE(resident_bytes(), static_cast<ptrdiff_t>(12 * kMiB));
-  arena.give_back(ready, 4 * kMiB);
-  arena.give_back(more, 12 * kMiB);
+  arena.release(ready, 4 * kMiB);
+  arena.release(more, 12 * kMiB);
   EXPECT_EQ(arena.take(kAll), arena.data());
 }
 

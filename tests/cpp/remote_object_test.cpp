@@ -35,7 +35,7 @@ struct Waiting {
 TEST(RemoteObject, ManyWhoWaitAskOnceAndAllGetTheAnswer) {
   const auto object = object_at("s3://b/many");
   std::vector<Waiting> waiting(10);
-  for (Waiting& one : waiting) EXPECT_EQ(object->access_or_ask(one.use()), nullptr);
+  for (Waiting& one : waiting) EXPECT_EQ(object->access_or_request(one.use()), nullptr);
   const auto asked = asked_for();
   ASSERT_EQ(asked.size(), 1U);
   EXPECT_EQ(asked[0], object);
@@ -45,7 +45,7 @@ TEST(RemoteObject, ManyWhoWaitAskOnceAndAllGetTheAnswer) {
     EXPECT_EQ(one.access, waiting[0].access);
   }
   Waiting later;
-  EXPECT_EQ(object->access_or_ask(later.use()), waiting[0].access);
+  EXPECT_EQ(object->access_or_request(later.use()), waiting[0].access);
   EXPECT_EQ(later.calls, 0);
   EXPECT_TRUE(asked_for().empty());
 }
@@ -54,17 +54,17 @@ TEST(RemoteObject, AnAccessIsRenewedAMinuteBeforeItEnds) {
   const auto object = object_at("s3://b/soon");
   object->grant({"http://h/1", {}, Clock::now() + 59s});
   Waiting waiting;
-  EXPECT_EQ(object->access_or_ask(waiting.use()), nullptr);
+  EXPECT_EQ(object->access_or_request(waiting.use()), nullptr);
   EXPECT_EQ(asked_for().size(), 1U);
   object->grant({"http://h/2", {}, Clock::now() + 61s});
   EXPECT_EQ(waiting.access->url, "http://h/2");
-  EXPECT_EQ(object->access_or_ask(waiting.use())->url, "http://h/2");
+  EXPECT_EQ(object->access_or_request(waiting.use())->url, "http://h/2");
 }
 
 TEST(RemoteObject, AnAccessThatEndsAtOnceIsGoodForThoseWhoWaited) {
   const auto object = object_at("s3://b/short");
   Waiting waiting;
-  object->access_or_ask(waiting.use());
+  object->access_or_request(waiting.use());
   object->grant({"http://h/1", {}, Clock::now()});
   EXPECT_EQ(waiting.access->url, "http://h/1");
   EXPECT_EQ(asked_for().size(), 1U);
@@ -73,7 +73,7 @@ TEST(RemoteObject, AnAccessThatEndsAtOnceIsGoodForThoseWhoWaited) {
 TEST(RemoteObject, ARefusalIsTheErrorOfAllWhoWaitAndOfNobodyElse) {
   const auto object = object_at("s3://b/refused");
   std::vector<Waiting> waiting(3);
-  for (Waiting& one : waiting) object->access_or_ask(one.use());
+  for (Waiting& one : waiting) object->access_or_request(one.use());
   EXPECT_EQ(asked_for().size(), 1U);
   object->refuse({ErrorCode::kNotFound, "no credentials"});
   for (const Waiting& one : waiting) {
@@ -81,7 +81,7 @@ TEST(RemoteObject, ARefusalIsTheErrorOfAllWhoWaitAndOfNobodyElse) {
     EXPECT_EQ(one.error->message, "no credentials");
   }
   Waiting later;
-  EXPECT_EQ(object->access_or_ask(later.use()), nullptr);
+  EXPECT_EQ(object->access_or_request(later.use()), nullptr);
   EXPECT_EQ(asked_for().size(), 1U);
   object->grant({"http://h/x", {}, Clock::now() + 1h});
   EXPECT_EQ(later.access->url, "http://h/x");
@@ -91,12 +91,12 @@ TEST(RemoteObject, OnlyTheAccessThatWasRefusedIsDropped) {
   const auto object = object_at("s3://b/drop");
   object->grant({"http://h/1", {}, Clock::now() + 1h});
   Waiting waiting;
-  const auto first = object->access_or_ask(waiting.use());
+  const auto first = object->access_or_request(waiting.use());
   object->grant({"http://h/2", {}, Clock::now() + 1h});
   object->drop_access(first.get());
-  EXPECT_EQ(object->access_or_ask(waiting.use())->url, "http://h/2");
-  object->drop_access(object->access_or_ask(waiting.use()).get());
-  EXPECT_EQ(object->access_or_ask(waiting.use()), nullptr);
+  EXPECT_EQ(object->access_or_request(waiting.use())->url, "http://h/2");
+  object->drop_access(object->access_or_request(waiting.use()).get());
+  EXPECT_EQ(object->access_or_request(waiting.use()), nullptr);
   EXPECT_EQ(asked_for().size(), 1U);
 }
 
@@ -120,7 +120,7 @@ TEST(RemoteObject, ThreadsThatAskDropAndAnswerLoseNoRequest) {
   for (int t = 0; t < kThreads; ++t) {
     asking.emplace_back([&] {
       for (int i = 0; i < kRounds; ++i) {
-        const auto access = object->access_or_ask([&](auto, auto) { ++answered; });
+        const auto access = object->access_or_request([&](auto, auto) { ++answered; });
         if (access == nullptr) continue;
         ++at_once;
         object->drop_access(access.get());

@@ -131,7 +131,7 @@ TEST(Staging, GivesEachTransferMemoryOfItsOwnAndCopiesThatBringItThere) {
         for (size_t i = 0; i < asked.size(); ++i)
           ASSERT_EQ(placed[i].memory, asked[i].memory) << "changed all the same";
         std::swap(held.front(), held[random() % held.size()]);
-        staging.give_back(held.front());
+        staging.release(held.front());
         held.pop_front();
       }
       if (asked.empty()) continue;
@@ -142,12 +142,12 @@ TEST(Staging, GivesEachTransferMemoryOfItsOwnAndCopiesThatBringItThere) {
       }
       held.push_back(std::move(place));
     }
-    for (Staging::Place& place : held) staging.give_back(place);
+    for (Staging::Place& place : held) staging.release(place);
     std::vector<Transfer> all = {{0, 4096, kRoomBytes, nullptr}}, first = {{0, 4096, Staging::kFirstBytes, nullptr}};
     Staging::Place place, place_of_first;
     ASSERT_TRUE(staging.place(all, place) && staging.place(first, place_of_first)) << "not all of it came back";
-    staging.give_back(place);
-    staging.give_back(place_of_first);
+    staging.release(place);
+    staging.release(place_of_first);
   }
 }
 
@@ -161,7 +161,7 @@ TEST(Staging, SamplesOfWholePagesAreOneCopy) {
     Staging::Place place;
     EXPECT_TRUE(staging.place(samples, place));
     const std::pair found(place.runs.size(), place.has_pages_of({header_bytes, sample_bytes, samples.front().memory}));
-    staging.give_back(place);
+    staging.release(place);
     return found;
   };
   EXPECT_EQ(copies_of(0, 128 << 10), std::pair(size_t{1}, true)) << "and no page is shared";
@@ -177,7 +177,7 @@ TEST(Staging, AnySegmentOfTheLargestSizeFits) {
     const auto expect_room = [&](std::vector<Transfer> transfers, const std::string& which) {
       Staging::Place place;
       EXPECT_TRUE(staging.place(transfers, place)) << which << ", of " << segment_bytes << " bytes";
-      staging.give_back(place);
+      staging.release(place);
     };
     for (uint64_t seed = 0; seed < 30; ++seed) {
       std::mt19937_64 random(seed);
@@ -214,11 +214,11 @@ TEST(Staging, TakesLittleMemoryForShortSegmentsAndTheRestWhenThatIsFullOrALongOn
     EXPECT_EQ(held.size(), expect_placed);
     std::vector<uint64_t> sizes;
     for (const auto& memory : staging.memory()) sizes.push_back(memory.size());
-    for (Staging::Place& place : held) staging.give_back(place);
+    for (Staging::Place& place : held) staging.release(place);
     std::vector<Transfer> again{{0, 0, segments.front(), base}};
     Staging::Place place;
     EXPECT_TRUE(staging.place(again, place));
-    staging.give_back(place);
+    staging.release(place);
     EXPECT_EQ(staging.memory().size(), sizes.size()) << "what was given back is not used again";
     return sizes;
   };

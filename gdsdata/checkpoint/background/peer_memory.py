@@ -22,7 +22,7 @@ from gdsdata.checkpoint.background.memory_transfers import Transfers
 from gdsdata.checkpoint.background.own_copy import NO_COPY, NoCopy, OwnCopy
 from gdsdata.checkpoint.background.ranks import Ranks
 from gdsdata.checkpoint.background.save_job import PIECES_AT_A_TIME
-from gdsdata.checkpoint.background.sending import give_way
+from gdsdata.checkpoint.background.sending import lower_priority
 from gdsdata.checkpoint.threads import DaemonThreads
 from gdsdata.collective.peers import Meeting, Peers
 from gdsdata.errors import EngineClosed, RankLost
@@ -263,7 +263,7 @@ class PeerMemory:
             failed: the error of the save; None: the file is on storage.
             copied: gets the outcome.
         """
-        give_way()
+        lower_priority()
         is_copied = False
         try:
             own.end(failed)

@@ -26,7 +26,7 @@ class Stopped(Exception):
     """The program ends before a file was sent. The next one sends it again."""
 
 
-def give_way() -> None:
+def lower_priority() -> None:
     """Give this thread a low priority."""
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
@@ -140,7 +140,7 @@ class Sender:
         failed = threading.Event()
 
         def send_some() -> None:
-            give_way()
+            lower_priority()
             memory = memoryview(bytearray(part_bytes))
             while not failed.is_set():
                 with taking:

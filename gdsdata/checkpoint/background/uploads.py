@@ -18,7 +18,7 @@ from gdsdata.checkpoint.background.manifest import Kept, Manifest
 from gdsdata.checkpoint.background.ranks import Ranks
 from gdsdata.checkpoint.background.remote_folder import RemoteFolder
 from gdsdata.checkpoint.background.replicas import Replicas
-from gdsdata.checkpoint.background.sending import Pace, Sender, Stopped, give_way
+from gdsdata.checkpoint.background.sending import Pace, Sender, Stopped, lower_priority
 from gdsdata.errors import CorruptData, IoError, SaveAborted
 from gdsdata.io import engine
 
@@ -226,7 +226,7 @@ class Uploads:
     # --- in the thread, on every rank ---------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        give_way()
+        lower_priority()
         try:
             while True:
                 command = self._ranks.first(self._next)

@@ -319,7 +319,7 @@ class PartsAhead:
     def _contents(self, meeting: Meeting, mine: bytes) -> list[bytes]:
         """Exchange bytes before the layout is known. A peer that takes no more batches has none."""
         found = meeting.contents(mine)
-        self._note_who_left([_Kind.THERE if one else _Kind.LEFT for one in found], [0] * len(found))
+        self._note_departed([_Kind.THERE if one else _Kind.LEFT for one in found], [0] * len(found))
         return found
 
     def _headers(self, meeting: Meeting, kind: _Kind, check: int, part: Part) -> np.ndarray:
@@ -328,10 +328,10 @@ class PartsAhead:
         rows[:, : part.samples] = part.rows
         # When this process has left, it takes no more, so the peers may rely on the number.
         found = meeting.numbers(np.concatenate([[kind, check, part.samples, self._taken], rows.ravel()]))
-        self._note_who_left(found[:, 0].tolist(), found[:, 3].tolist())
+        self._note_departed(found[:, 0].tolist(), found[:, 3].tolist())
         return found
 
-    def _note_who_left(self, kinds: list[int], taken: list[int]) -> None:
+    def _note_departed(self, kinds: list[int], taken: list[int]) -> None:
         """Note which peers take no more batches.
 
         Args:

@@ -48,7 +48,7 @@ class All:
             results["rows"].append(row)
             if found:
                 results["device"] = found.get("device", results["device"])
-                results["notes"] += [f"{name}: {note}" for note in worth_telling(found)]
+                results["notes"] += [f"{name}: {note}" for note in notable_notes(found)]
             # Finished cases stay if the run is killed.
             (self.folder / "results.json").write_text(json.dumps(results, indent=1))
             if self.broken_off:
@@ -175,7 +175,7 @@ def summary(found):
     return said
 
 
-def worth_telling(found):
+def notable_notes(found):
     """Notes of all on a case: its answers, and what makes its figures doubtful."""
     answers = [f"{heading}: {text}" for heading, text, _ in layout_of(found).answers()]
     return answers + [note for note in found["notes"] if note.startswith("Other programs")]

@@ -42,9 +42,9 @@ class CheckpointRow(Row):
     def prepare(self, touched_bytes):
         self.drop()
         super().prepare(touched_bytes)
-        self.get_ready()
+        self.make_tensors()
 
-    def get_ready(self):
+    def make_tensors(self):
         """Makes the tensors."""
         self.tensors = (self.state.empty if self.kind == "load" else self.state.make)(self.device)
         if self.kind == "load":  # No row is timed for getting device memory from the driver.
@@ -172,7 +172,7 @@ class CheckpointRow(Row):
 
         It is the first load or save of the process, which is timed too.
         """
-        self.get_ready()
+        self.make_tensors()
         self.firsts = {}
         try:
             self.state.check({"load": self.loaded, "save": self.saved, "async": self.saved_beside_steps}[self.kind]())

@@ -29,7 +29,7 @@ class LatencyRow(Row):
             torch.set_num_threads(self.torch_threads)
         self.work, self.path, self.tensor_bytes = self.source.work, self.source.path, self.source.tensor_bytes
 
-    def get_ready(self, state, check):
+    def prepare_work(self, state, check):
         """Makes the file as the state wants it, the peer, and the bytes: all before the clock."""
         self.state, self.check = state, check
         if self.work == "write":
@@ -56,7 +56,7 @@ class LatencyRow(Row):
         try:
             for state in self.settings.cache if self.work == "read" else self.settings.writes:
                 if self.peer_class.can(self.work, state, self.tensor_bytes):
-                    self.get_ready(state, check=True)
+                    self.prepare_work(state, check=True)
                     for _ in range(2):
                         self.once()
                         checked += self.tensor_bytes
@@ -72,7 +72,7 @@ class LatencyRow(Row):
     def run(self, dtype, cache):
         iterations, warm_up, run_seconds, verify = self.asked()
         self.start_cpu_clock()
-        self.get_ready(cache, verify)
+        self.prepare_work(cache, verify)
         for _ in range(warm_up):
             self.once()
         self.cpu_used, self.resident = 0.0, []

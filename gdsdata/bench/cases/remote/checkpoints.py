@@ -18,9 +18,9 @@ class StoredCheckpointRow(CheckpointRow):
     def warm(self):
         """Do nothing: it has no files here."""
 
-    def get_ready(self):
+    def make_tensors(self):
         if self.kind == "save" or self.peer_class.fills:
-            super().get_ready()
+            super().make_tensors()
 
     def load(self, path):
         self.tensors = self.peer.load(self.tensors, path) or self.tensors

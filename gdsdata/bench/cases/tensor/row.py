@@ -14,7 +14,7 @@ class TensorRow(LatencyRow):
     def attempt(self, state):
         """One load or store that is neither compared nor timed."""
         try:
-            self.get_ready(state, check=False)
+            self.prepare_work(state, check=False)
             self.once()
         finally:
             self.close()

@@ -62,7 +62,7 @@ class TrainRow(BatchRow):
         shape, repeats = self.data.shape, self.source.repeats
         self.training = models.Training(self.work, shape, self.device, repeats, self.settings.seed)
 
-    def get_ready(self, dtype):
+    def build_training(self, dtype):
         self.make_training()
         self.construct(dtype)
 
@@ -102,7 +102,7 @@ class TrainRow(BatchRow):
         for choice in self.peer_class.choices(device.is_cuda(self.device)):
             self.peer_class = choice
             try:
-                self.get_ready(dtype)
+                self.build_training(dtype)
                 batches = self.batches()
                 self.take(batches, HOST_AHEAD)  # the workers' start is not the loop's
                 started = time.perf_counter()
@@ -138,7 +138,7 @@ class TrainRow(BatchRow):
     def verify_checkpoint(self, dtype):
         """The bytes of a checkpoint, which is not to have the step that follows it."""
         try:
-            self.get_ready(dtype)
+            self.build_training(dtype)
             batches = self.batches()
             self.take(batches, 1)
             self.open_saver()
@@ -159,7 +159,7 @@ class TrainRow(BatchRow):
     def calibrate(self, dtype):
         """The body's repeats for steps of that many seconds, and what they then take."""
         try:
-            self.get_ready(dtype)
+            self.build_training(dtype)
             batch = next(self.batches())
             self.training.repeats = self.training.repeats_for(batch, self.settings.step_ms / 1e3)
             return {"repeats": self.training.repeats, "step_s": self.training.step_s(batch)}
@@ -202,7 +202,7 @@ class TrainRow(BatchRow):
     def run(self, dtype, cache):
         steps, run_seconds = self.settings.steps, self.settings.run_seconds
         self.start_cpu_clock()
-        self.get_ready(dtype)
+        self.build_training(dtype)
         batches = self.batches()
         self.take(batches, 1)
         self.open_saver()

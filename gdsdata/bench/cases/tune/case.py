@@ -117,13 +117,13 @@ class Tune(Case):
         results["limits"][source.kind] = {}
         for cache in self.caches(source):
             table = Table(source, "uint8", cache)
-            self.ask_ready(source)
+            self.prepare_row(source)
             found = self.one_table(table)
             results["limits"][source.kind][table.name] = found
             results["rows"] += self.compared(table, *self.limit_for(table, found))
             self.note_surroundings(table)
 
-    def ask_ready(self, source):
+    def prepare_row(self, source):
         loaded = self.start(source, [KEY])[KEY]
         if isinstance(loaded, RowFailed):
             raise ValueError(f"case.work=[{source.kind}]: {loaded}")
@@ -194,7 +194,7 @@ class Tune(Case):
                 raise WrongBytes(f"with {options}: {failed}") from None
             if self.processes[KEY].process.poll() is not None:  # The next setting needs a new one.
                 del self.processes[KEY]
-                self.ask_ready(table.source)
+                self.prepare_row(table.source)
             raise Refused(str(failed)) from None
 
     def compare_with_default(self, table, options, ends):
