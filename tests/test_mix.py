@@ -14,7 +14,7 @@ from test_tfrecord import record
 from torch.utils.data import DataLoader
 
 from gdsdata import GDSDataset, Mix
-from gdsdata.data.mix import Blend
+from gdsdata.data.order.blend import Blend
 from gdsdata.errors import CorruptData
 from gdsdata.formats import Records, TFRecord
 
@@ -185,6 +185,125 @@ def test_a_state_goes_on_with_other_ranks_at_the_same_global_batch(folder):
     assert before + rest == taken(mix(folder, sizes=(4, 4, 2), **arguments))
 
 
+def stretch(dataset, turns):
+    """Return source, samples and turns so far of each batch, until so many turns are over."""
+    got, over = [], 0
+    while over < turns:
+        for batch in dataset:
+            state = dataset.state_dict()
+            over = state["epoch"] * dataset._epoch_turns() + state["batches"]
+            got += [(*taken([batch])[0], over)]
+            if over >= turns:
+                break
+    return got
+
+
+def of_ranks(folder, world_size, state, turns, weights, stop):
+    """Return what a state goes on with, on so many ranks: their samples of each step together."""
+    ranks = [
+        Mix(
+            sources(folder, sizes=(4 // world_size,) * 3, rank=rank, world_size=world_size),
+            weights,
+            stop,
+            on_break="continue",
+        )
+        for rank in range(world_size)
+    ]
+    for one in ranks:
+        one.load_state_dict(state)
+    got = [stretch(one, turns) for one in ranks]
+    states = [one.state_dict() for one in ranks]
+    assert all(one["weights"] == state["weights"] for one in states)
+    assert all(one["source_batches"] == state["source_batches"] for one in states)
+    steps = [(step[0][0], sum((samples for _, samples, _ in step), [])) for step in zip(*got, strict=True)]
+    return steps, states[0]
+
+
+# The sources leave 2, 1 and 3 samples behind their steps of 4. So on two ranks the second one has
+# a batch less than on one rank, and on four ranks all of them have.
+@pytest.mark.parametrize("stop", ["first_exhausted", "all_exhausted", 7])
+@pytest.mark.parametrize("weights", [None, (1, 2, 3)])
+@pytest.mark.parametrize("before, after", [(1, 2), (2, 1), (1, 4), (4, 1), (2, 4), (4, 2)])
+def test_a_state_goes_on_with_ranks_for_which_the_last_step_is_too_short(folder, before, after, weights, stop):
+    fresh = Mix(sources(folder, sizes=(4 // before,) * 3, rank=0, world_size=before), weights, stop)
+    start, turns = fresh.state_dict(), 70
+    whole, _ = of_ranks(folder, before, start, turns, weights, stop)
+    cut = 9
+    first, state = of_ranks(folder, before, start, cut, weights, stop)
+    rest, last = of_ranks(folder, after, state, turns, weights, stop)
+    expected = [
+        (source, samples[: len(samples) // after * after])
+        for source, samples in whole[len(first) :]
+        if len(samples) >= after
+    ]
+    got = [(source, samples[: len(samples) // before * before]) for source, samples in rest]
+    assert got == [(source, samples[: len(samples) // before * before]) for source, samples in expected]
+    again, _ = of_ranks(folder, before, last, turns + 20, weights, stop)
+    longer, _ = of_ranks(folder, before, start, turns + 20, weights, stop)
+    assert again == longer[len(longer) - len(again) :] and len(again) >= 15
+
+
+def test_an_epoch_is_as_long_as_it_says_if_steps_are_passed_over(folder):
+    start = Mix(sources(folder, sizes=(4, 4, 4)), on_break="restart").state_dict()
+    one = Mix(sources(folder, sizes=(1, 1, 1), rank=3, world_size=4))
+    one.load_state_dict(start)
+    lengths = []
+    for epoch in range(6):
+        assert one.state_dict()["epoch"] == epoch
+        expected = len(one)
+        lengths.append(len(list(one)))
+        assert lengths[-1] == expected
+    assert sum(start["source_batches"]) * 6 > sum(lengths) == 6 * (22 + 10 + 5) == 6 * sum(one._served)
+
+
+def test_a_state_that_ends_with_steps_that_are_passed_over_begins_the_next_epoch(folder):
+    first = Mix(sources(folder, sizes=(4, 4, 4)), on_break="restart")
+    batches = iter(first)
+    for _ in range(len(first) - 1):
+        next(batches)
+    whole = taken(Mix(sources(folder, sizes=(1, 1, 1), rank=0, world_size=4)))
+    one = Mix(sources(folder, sizes=(1, 1, 1), rank=0, world_size=4))
+    one.load_state_dict(first.state_dict())
+    assert one.state_dict()["epoch"] == 1 and len(taken(one)) == len(whole) == 37
+
+
+def of_workers(folder, state):
+    one = Mix(sources(folder, sizes=(1, 1, 1), rank=1, world_size=4))
+    one.load_state_dict(state)
+    return taken(DataLoader(one, batch_size=None, num_workers=2)), len(one)
+
+
+def test_a_dataloaders_workers_pass_over_the_same_steps(folder):
+    start = Mix(sources(folder, sizes=(4, 4, 4))).state_dict()
+    one = Mix(sources(folder, sizes=(1, 1, 1), rank=1, world_size=4))
+    one.load_state_dict(start)
+    got, length = in_new_process(of_workers, folder, start)
+    assert sorted(got) == sorted(taken(one)) and len(got) == length == 37
+
+
+def test_a_state_that_is_loaded_before_the_ranks_are_known_keeps_its_order(folder, monkeypatch):
+    first = Mix(sources(folder, sizes=(4, 4, 4)))
+    batches = iter(first)
+    for _ in range(5):
+        next(batches)
+    known = Mix(sources(folder, sizes=(1, 1, 1), rank=2, world_size=4))
+    late = Mix(sources(folder, sizes=(1, 1, 1)))
+    for one in (known, late):
+        one.load_state_dict(first.state_dict())
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert taken(late) == taken(known)
+
+
+def test_numbers_of_batches_that_no_number_of_ranks_makes_are_refused(folder):
+    state = Mix(sources(folder, sizes=(4, 4, 4))).state_dict()
+    for wrong in ([21, 11, 6], [24, 11, 6], [True, 11, 6], [23, 11], None, "23"):
+        with pytest.raises(ValueError, match="of another mix: (weights|source_batches) was"):
+            Mix(sources(folder, sizes=(4, 4, 4))).load_state_dict({**state, "source_batches": wrong})
+    with pytest.raises(ValueError, match="of another mix: weights was"):
+        Mix(sources(folder, sizes=(4, 4, 4)), (1, 1, 1)).load_state_dict(state)
+
+
 def test_a_state_of_another_mix_is_refused(folder):
     state = mix(folder).state_dict()
     with pytest.raises(ValueError, match="weights was"):
@@ -201,7 +320,7 @@ def test_a_state_of_another_mix_is_refused(folder):
         mix(folder).load_state_dict({"version": 1})
 
 
-def test_the_state_of_a_mix_and_of_its_source_are_told_apart(folder):
+def test_the_state_of_a_mix_and_of_its_source_are_distinguished(folder):
     blended = mix(folder)
     with pytest.raises(ValueError, match="the state is of a single GDSDataset, and this is a Mix"):
         blended.load_state_dict(blended.sources[0].state_dict())

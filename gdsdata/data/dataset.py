@@ -216,6 +216,11 @@ class GDSDataset(EpochDataset):
         """Read this share from now on, and return its batches in an epoch. For `Mix`."""
         return self._samples.take_up(share)
 
+    @property
+    def epoch_lengths(self) -> range:
+        """How many batches an epoch has, for any number of ranks. For `Mix`."""
+        return self._samples.order.lengths
+
     def __len__(self) -> int:
         """Return this rank's number of batches in an epoch, whose ranks are fixed now.
 

@@ -23,6 +23,10 @@ class EpochDataset(BatchDataset):
     def __len__(self) -> int:
         """Return this rank's number of batches in an epoch."""
 
+    def _epoch_turns(self) -> int:
+        """Return how many numbers of batches an epoch has: some of a `Mix` may have no batch."""
+        return len(self)
+
     @abstractmethod
     def _step_samples(self) -> int | list[int]:
         """Return the samples of a step of all ranks; of several sources, for each."""
@@ -37,7 +41,7 @@ class EpochDataset(BatchDataset):
         refuse_spinning(self)
         is_over = is_over_in_lightning(self)
         try:
-            begun = self._progress.begin(len(self), self._step_samples())
+            begun = self._progress.begin(self._epoch_turns(), self._step_samples())
         except ValueError as error:
             if self._progress.is_in_later_loop:
                 return _fails(error)

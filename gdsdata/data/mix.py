@@ -2,135 +2,24 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from itertools import count
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 import numpy as np
 
 from gdsdata.data.dataset import GDSDataset
 from gdsdata.data.epoch_dataset import EpochDataset
 from gdsdata.data.loaders import refuse_second_share
-from gdsdata.data.order.permutation import as_array
+from gdsdata.data.order.blend import MixedOrder
 from gdsdata.data.progress import Begun, Progress, checked_epoch, position_in
 from gdsdata.data.ranks import EpochRanks, Ranks, Share
 from gdsdata.whole_numbers import shown, whole_number
 
-# Positions whose sources are computed together.
-_WINDOW = 4096
-# A share is a multiple of 2 ** -31, so that all arithmetic is exact in int64 and alike on every
-# machine.
-_SHARE_BITS = 31
-_HALF = 1 << (_SHARE_BITS - 1)
-_MASK = (1 << _SHARE_BITS) - 1
 _STOPS = ("first_exhausted", "all_exhausted")
 _LARGEST_POSITION = 2**61
-
-# A number of turns, or one for each of some positions (int64).
-_Turns = TypeVar("_Turns", int, np.ndarray)
-
-
-class _Fork(NamedTuple):
-    """A node that shares the turns that come to it between two others."""
-
-    left_share: int  # of 2 ** _SHARE_BITS
-    left: _Fork | int
-    right: _Fork | int
-
-
-class Blend:
-    """An endless order of K sources, in which each has its share at every prefix.
-
-    It is computed at any position. It is a tree, as Huffman's code builds it, with a source at each
-    leaf. The left side of a fork has had ``n * share`` of the first n turns that come to the fork,
-    rounded to the nearest whole number. So at one fork no side is more than half a turn ahead or
-    behind, and a source sees its own share alone of the errors further up. A source of weight w
-    with nodes of weights W above it (the root left out) stays within ``(1 + sum(w / W)) / 2`` turns
-    of its due. In a tree of Huffman's the nodes upwards grow at least as Fibonacci's numbers do. So
-    that is less than 1.68 whatever the weights are, and less than 1 for three sources.
-
-    Args:
-        weights: finite, at least 0, not all 0. They need no sum of 1.
-
-    Raises:
-        ValueError: they are not.
-    """
-
-    def __init__(self, weights: Sequence[float]) -> None:
-        if not all(math.isfinite(weight) and weight >= 0 for weight in weights) or not any(weights):
-            raise ValueError(f"weights={list(weights)}: they are finite, at least 0, and not all 0")
-        self._sources = len(weights)
-        number = count()  # so that nodes are never compared, and equal weights keep their order
-        largest = max(weights)  # divided by, lest a sum be infinite
-        nodes: list[tuple[float, int, _Fork | int]] = [
-            (weight / largest, next(number), source) for source, weight in enumerate(weights) if weight
-        ]
-        heapq.heapify(nodes)
-        while len(nodes) > 1:
-            (light, _, left), (heavy, _, right) = heapq.heappop(nodes), heapq.heappop(nodes)
-            share = max(1, round(light / (light + heavy) * 2**_SHARE_BITS))  # however light, it has its turn some time
-            heapq.heappush(nodes, (light + heavy, next(number), _Fork(share, left, right)))
-        self._root = nodes[0][2]
-
-    def counts(self, position: int) -> list[int]:
-        """Return how often each source is among the first ``position``."""
-        counts = [0] * self._sources
-        nodes = [(self._root, position)]
-        while nodes:
-            node, turns = nodes.pop()
-            if isinstance(node, _Fork):
-                left = _left_turns(node, turns)
-                nodes += [(node.left, left), (node.right, turns - left)]
-            else:
-                counts[node] = turns
-        return counts
-
-    def sources(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the source at each position, and how many turns it has had.
-
-        Args:
-            positions: int64 (m,).
-
-        Returns:
-            int64 (m,) each.
-        """
-        sources, turns = np.empty_like(positions), positions.copy()
-        nodes: list[tuple[_Fork | int, np.ndarray]] = [(self._root, np.arange(len(positions)))]
-        while nodes:
-            node, here = nodes.pop()
-            if isinstance(node, _Fork):
-                left = _left_turns(node, turns[here])
-                is_left = _left_turns(node, turns[here] + 1) > left
-                turns[here] = np.where(is_left, left, turns[here] - left)
-                nodes += [(node.left, here[is_left]), (node.right, here[~is_left])]
-            else:
-                sources[here] = node
-        return sources, turns
-
-    def last_with(self, source: int, turns: int) -> int:
-        """Return the last position up to which ``source`` has had at most so many turns."""
-        return self._first(lambda position: self.counts(position)[source] > turns) - 1
-
-    def first_with(self, source: int, turns: int) -> int:
-        """Return the least position up to which ``source`` has had so many turns."""
-        return self._first(lambda position: self.counts(position)[source] >= turns)
-
-    @staticmethod
-    def _first(is_reached: Callable[[int], bool]) -> int:
-        end = 1
-        while not is_reached(end):
-            end *= 2
-        return bisect_left(range(end), True, key=is_reached)
-
-
-def _left_turns(fork: _Fork, turns: _Turns) -> _Turns:
-    """Return ``turns * share``, rounded, in two parts because 62 bits hold no more."""
-    high, low = turns >> _SHARE_BITS, turns & _MASK
-    return high * fork.left_share + ((low * fork.left_share + _HALF) >> _SHARE_BITS)
 
 
 class Mix(EpochDataset):
@@ -182,41 +71,52 @@ class Mix(EpochDataset):
         self.stop = _checked_stop(stop)
         self._progress = Progress(on_break)
         self._given: Counter[int] = Counter()
-        self._epoch_ranks, self._source_batches = EpochRanks(), [0] * len(sources)
+        self._epoch_ranks = EpochRanks()
+        self._own_order: MixedOrder | None = None
+        self._order_of_state: MixedOrder | None = None
         self._take_up(_share_found(self.sources, Ranks.found_or_none) or Share(0, 1))
 
     def _take_up(self, share: Share) -> None:
-        """Have the sources read this share, and work out the epoch of what they have then."""
-        self._share = share
-        source_batches = [source.take_up(share) for source in self.sources]
-        if source_batches != self._source_batches:
-            weights = source_batches if self._weights_asked is None else self._weights_asked
-            self._source_batches, self.weights = source_batches, list(map(float, weights))
-            self._blend = Blend(self.weights)
-            self._batches = self._epoch_batches()
+        """Have the sources read this share, in the order of what they have then.
 
-    def _epoch_batches(self) -> int:
-        if isinstance(self.stop, int):
-            return self.stop
-        due = [(i, batches) for i, batches in enumerate(self._source_batches) if self.weights[i]]
-        if self.stop == "first_exhausted":
-            return min(self._blend.last_with(*source) for source in due)
-        return max(self._blend.first_with(*source) for source in due)
+        A state that was loaded has an order of its own, which stays the same.
+        """
+        self._share = share
+        self._served = [source.take_up(share) for source in self.sources]
+        if self._own_order is None or self._own_order.source_batches != self._served:
+            self._own_order = self._order_of(self._served)
+        self._order = self._order_of_state or self._own_order
+
+    def _order_of(self, source_batches: Sequence[int]) -> MixedOrder:
+        return MixedOrder(self._weights_asked or source_batches, source_batches, self.stop)
+
+    @property
+    def weights(self) -> list[float]:
+        """The weights of the sources, as given or by their numbers of batches."""
+        return self._order.weights
 
     def __len__(self) -> int:
         """Return the number of batches of this rank in an epoch.
 
-        It is the same for every rank, and for every epoch of so many ranks.
+        It is the same for every rank, and for every epoch of so many ranks. After a state of fewer
+        ranks was loaded, an epoch has fewer batches if it passes over some: see `load_state_dict`.
 
         Raises:
             RuntimeError: as of a `GDSDataset`.
         """
+        self._take_up_epoch()
+        return self._order.given_count(self._progress.epoch, self._served)
+
+    def _epoch_turns(self) -> int:
+        self._take_up_epoch()
+        return self._order.epoch_turns
+
+    def _take_up_epoch(self) -> None:
         self._take_up(self._epoch_ranks.fix(self._progress.epoch, _share_found(self.sources)))
-        return self._batches
 
     @property
     def _largest_epoch(self) -> int:
-        return _LARGEST_POSITION // self._batches
+        return _LARGEST_POSITION // self._order.epoch_turns
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iterator, from its first batch.
@@ -248,7 +148,7 @@ class Mix(EpochDataset):
         return {
             "version": 1,
             **self._progress.state(),
-            **self._identity(),
+            **self._identity(self._order),
             "sources": [source.state_dict() for source in self.sources],
         }
 
@@ -256,7 +156,9 @@ class Mix(EpochDataset):
         """Make the next iterator continue with the batch after those ``state`` counts.
 
         As with `GDSDataset.load_state_dict`, rank, batch sizes and world size may differ if their
-        products do not.
+        products do not. The order of the sources is that of the state, also in later epochs. With
+        more ranks, the last step of a source's epoch may have fewer samples than there are ranks.
+        ``uneven="drop"`` leaves them out. Then the turn of this step is passed over.
 
         Raises:
             TypeError: it is no dict.
@@ -271,23 +173,35 @@ class Mix(EpochDataset):
             raise ValueError(f"this is no state of a Mix that this version knows: {state!r}")
         if len(state["sources"]) != len(self.sources):
             raise ValueError(f"the state is of {len(state['sources'])} sources, and there are {len(self.sources)}")
-        position_in(state)
-        before = self._share
+        position = position_in(state)
+        before = self._share, self._order_of_state
         of_state = self.sources[0].ranks.of_state(state["sources"][0], self.sources[0].batch_size)
         try:
+            self._order_of_state = None
             self._take_up(_share_found(self.sources, Ranks.found_or_none) or of_state)
+            self._order_of_state = self._order = self._order_in(state)
             position_in(state, self._largest_epoch)
             self._load_sources(state)
         except ValueError:
-            self._take_up(before)
+            share, self._order_of_state = before
+            self._take_up(share)
             raise
         self._epoch_ranks.release()
-        self._progress.load(state, self._batches, self._step_samples())
+        self._progress.load(state, self._order.given_end(position.epoch, self._served), self._step_samples())
 
-    def _load_sources(self, state: dict[str, Any]) -> None:
-        for key, now in self._identity().items():
+    def _order_in(self, state: dict[str, Any]) -> MixedOrder:
+        """Return the order of a state, which other numbers of ranks may have made."""
+        order, said = self._order, state.get("source_batches")
+        if isinstance(said, list) and len(said) == len(self.sources):
+            lengths = [source.epoch_lengths for source in self.sources]
+            if all(type(batches) is int and batches in of for batches, of in zip(said, lengths, strict=True)):
+                order = self._order_of(said)
+        for key, now in self._identity(order).items():
             if state.get(key) != now:
                 raise ValueError(f"the state is of another mix: {key} was {state.get(key)!r} and is {now!r}")
+        return order
+
+    def _load_sources(self, state: dict[str, Any]) -> None:
         for i, (source, of_source) in enumerate(zip(self.sources, state["sources"], strict=True)):
             try:
                 source.load_state_dict(of_source)
@@ -297,9 +211,9 @@ class Mix(EpochDataset):
     def _step_samples(self) -> list[int]:
         return [source.batch_size * self._share.world_size for source in self.sources]
 
-    def _identity(self) -> dict[str, Any]:
+    def _identity(self, order: MixedOrder) -> dict[str, Any]:
         """Return what, besides the sources, gives the same positions the same batches."""
-        return {"weights": self.weights, "stop": self.stop, "source_batches": self._source_batches}
+        return {"weights": list(order.weights), "stop": self.stop, "source_batches": list(order.source_batches)}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.sources}, weights={self.weights}, stop={self.stop!r})"
@@ -307,14 +221,15 @@ class Mix(EpochDataset):
     def _batches_of(self, begun: Begun) -> Iterator[Any]:
         for source in self.sources:
             source.agree_on_shuffle()
-        begin, numbers = begun.epoch * self._batches, begun.numbers
+        begin, numbers = begun.epoch * self._order.epoch_turns, begun.numbers
         return self._epoch_from(begun, range(begin + numbers.start, begin + numbers.stop, numbers.step))
 
     def _epoch_from(self, begun: Begun, positions: range) -> Iterator[Any]:
-        batch: Any
+        batch: Any = None
+        done = 0
         streams = [self._stream(source, positions, begun.epoch) for source in range(len(self.sources))]
         try:
-            for done, source in enumerate(self._sources_at(positions), 1):
+            for source, done in self._order.given(positions, self._served):
                 batch = next(streams[source])
                 self._given[source] += 1
                 self._progress.handed_out(begun, done)
@@ -325,34 +240,24 @@ class Mix(EpochDataset):
         finally:
             for stream in streams:
                 stream.close()
-        if positions:
+        if done:
             yield batch
+        elif positions:  # all of them are passed over
+            self._progress.handed_out(begun, len(positions))
         self._progress.exhausted(begun)
-
-    def _sources_at(self, positions: range) -> Iterator[int]:
-        for first in range(0, len(positions), _WINDOW):
-            yield from self._blend.sources(as_array(positions[first : first + _WINDOW]))[0].tolist()
 
     def _stream(self, source: int, positions: range, mix_epoch: int) -> Generator[Any, None, None]:
         """Yield the batches of a source at those of ``positions`` that are its turn."""
-        turns, batches = self._turns(source, positions), self._source_batches[source]
+        turns, batches = self._order.turns(source, positions), self._order.source_batches[source]
+        served = min(self._served[source], batches)
         while len(turns):
             epoch = int(turns[0]) // batches
-            here = bisect_left(turns, (epoch + 1) * batches)
+            first = epoch * batches
+            here, after = bisect_left(turns, first + served), bisect_left(turns, first + batches)
             self._epoch_ranks.fix(mix_epoch, _share_found(self.sources))  # raises if they have changed
-            yield from self.sources[source].batches(epoch, _minus(turns[:here], epoch * batches))
-            turns = turns[here:]
-
-    def _turns(self, source: int, positions: range) -> range | np.ndarray:
-        """Return which of its turns come at ``positions``.
-
-        In a DataLoader's worker they are not successive.
-        """
-        if positions.step == 1:
-            return range(*(self._blend.counts(position)[source] for position in (positions.start, positions.stop)))
-        windows = [as_array(positions[first : first + _WINDOW]) for first in range(0, len(positions), _WINDOW)]
-        found = [turns[sources == source] for sources, turns in map(self._blend.sources, windows)]
-        return np.concatenate([np.empty(0, np.int64), *found])
+            if here:
+                yield from self.sources[source].batches(epoch, _minus(turns[:here], first))
+            turns = turns[after:]
 
     def stats(self) -> dict[str, Any]:
         """Return counts of what has happened since the sources were made.

@@ -206,10 +206,11 @@ class Order:
         if drop_last and uneven != "drop":
             raise ValueError(f"uneven={uneven!r} says how to fill the step that drop_last=True leaves out: choose one")
         self._samples, self._batch_size, self._shuffle, self._seed = samples, batch_size, shuffle, seed
-        self._rank, self._world_size = rank, world_size
+        self._rank, self._world_size, self._uneven = rank, world_size, uneven
         self._whole_steps, left = divmod(samples, batch_size * world_size)
         shares = {"drop": left // world_size, "pad": -(-left // world_size), "repeat": batch_size if left else 0}
         self._last_size = 0 if drop_last else shares[uneven]
+        self._has_partial_step = left > 0 and not drop_last
         if len(self) == 0:
             needed = batch_size * world_size if drop_last else world_size
             raise ValueError(
@@ -221,6 +222,13 @@ class Order:
     def __len__(self) -> int:
         """Return a rank's number of batches in an epoch, the same for every rank."""
         return self._whole_steps + (self._last_size > 0)
+
+    @property
+    def lengths(self) -> range:
+        """All values of ``len`` for numbers of ranks whose steps have as many samples."""
+        most = self._whole_steps + self._has_partial_step
+        least = self._whole_steps if self._uneven == "drop" else most
+        return range(max(least, 1), most + 1)
 
     @property
     def largest_batch(self) -> int:
