@@ -397,6 +397,13 @@ class TestPageCache:
         unknown = isinstance(answer, OSError) and answer.errno == errno.EOPNOTSUPP
         assert asked == [os.RWF_NOWAIT] * (1 if unknown else len(asked)) and asked
 
+    def test_a_python_that_cannot_ask_it_reads_by_the_engine(self, path, batches, monkeypatch):
+        monkeypatch.delattr(os, "RWF_NOWAIT")
+        with ours.safe_open(path, "pt") as file:
+            assert torch.equal(file.get_tensor("layers.0.a"), layers(5)["layers.0.a"])
+            assert torch.equal(file.get_slice("layers.0.a")[:1], layers(5)["layers.0.a"][:1])
+        assert batches == [["layers.0.a"]]
+
     def test_a_file_that_was_changed_is_corrupt_data(self, path, batches):
         with ours.safe_open(path, "pt") as file:
             os.utime(path, (1, 1))

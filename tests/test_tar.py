@@ -289,6 +289,13 @@ def check_keys(content: bytes) -> None:
         assert keys[sample] == folder + slash + base.partition(b".")[0]
 
 
+def test_a_python_that_cannot_ask_the_page_cache_reads_tars(tmp_path, monkeypatch):
+    path = shard(tmp_path / "a.tar", [(f"{i}.bin", bytes([i])) for i in range(50)])
+    expected = read(index(path))
+    monkeypatch.delattr(os, "RWF_NOWAIT")
+    assert read(index(path)) == expected
+
+
 class TestFormats:
     @given(
         st.lists(st.tuples(NAMES, st.sampled_from([0, 0, 90, 140]), KINDS, st.integers(0, 1100)), max_size=12),

@@ -16,7 +16,7 @@ import numpy as np
 
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.storage.heads import sizes_of
-from gdsdata.storage.regular import REFUSED, open_without_waiting, read_at, regular
+from gdsdata.storage.regular import REFUSED, open_without_waiting, read_at, read_resident, regular
 from gdsdata.storage.urls import have_urls, is_remote
 
 T = TypeVar("T")
@@ -257,7 +257,7 @@ class _LocalFile:
         byte = bytearray(1)
         try:
             for offset in offsets[:: len(offsets) // 16 + 1]:
-                os.preadv(self._descriptor, [byte], offset, os.RWF_NOWAIT)
+                read_resident(self._descriptor, byte, offset)
         except OSError:  # EAGAIN: it has not; any other: this file system does not know
             return False
         return True
@@ -268,7 +268,7 @@ class _LocalFile:
         if len(self._buffer) != length:
             self._buffer = bytearray(length)
         try:
-            count = os.preadv(self._descriptor, [self._buffer], offset, os.RWF_NOWAIT)
+            count = read_resident(self._descriptor, self._buffer, offset)
         except BlockingIOError:
             return None
         except OSError as error:

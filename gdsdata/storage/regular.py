@@ -8,6 +8,10 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer  # collections.abc has it from Python 3.12 on
 
 REFUSED = "it is a pipe or a device, and no file: remove it, or fetch the folder again"
 
@@ -39,6 +43,20 @@ def read_at(descriptor: int, length: int, offset: int) -> bytes:
         part = os.pread(descriptor, length - len(data), offset + len(data))
         data += part
     return data
+
+
+def read_resident(descriptor: int, into: Buffer, offset: int) -> int:
+    """Read bytes of a file that the page cache has, and return how many there were.
+
+    Raises:
+        BlockingIOError: the page cache lacks the first of them.
+        OSError: the storage refuses the read. EOPNOTSUPP: nothing says what the page cache has. A
+            Python that was built with headers of an old C library has no such call.
+    """
+    flag = getattr(os, "RWF_NOWAIT", None)
+    if flag is None:
+        raise OSError(errno.EOPNOTSUPP, "this Python has no RWF_NOWAIT")
+    return os.preadv(descriptor, [into], offset, flag)
 
 
 def regular(path: str, flags: int) -> int:
