@@ -1,6 +1,7 @@
 """The doctor on this machine: a program that ends in time and verifies its transfers."""
 
 import concurrent.futures
+import errno
 import json
 import os
 import re
@@ -313,6 +314,29 @@ def test_a_path_that_does_not_answer_is_told_in_time(file, monkeypatch):
     assert host.left_behind == ["path"]
     assert found["reading"].answer == "no" and "no answer within 0.2 s" in found["reading"].evidence
     assert found["file_system"].answer == "no" and found["file_system"].remedy
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        (PermissionError(errno.EACCES, "Permission denied"), "namei -l"),
+        (OSError(errno.ESTALE, "Stale file handle"), "mount it again"),
+        (OSError(errno.EIO, "Input/output error"), "its disk or its server works"),
+    ],
+)
+def test_a_path_that_refuses_to_be_looked_at_says_what_to_do_about_it(file, monkeypatch, error, remedy):
+    plain = os.stat
+
+    def refuse(path, *arguments, **named):
+        if path == str(file):
+            raise error
+        return plain(path, *arguments, **named)
+
+    monkeypatch.setattr(os, "stat", refuse)
+    found = answers(file)
+    for check in ("reading", "file_system"):
+        assert found[check].answer == "no" and error.strerror in found[check].evidence
+        assert remedy in found[check].remedy and "umount -f" not in found[check].remedy
 
 
 @pytest.mark.whole_end

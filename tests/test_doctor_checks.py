@@ -13,7 +13,7 @@ import pytest
 from helpers import REPOSITORY
 
 from gdsdata.doctor import CHECKS, RecordedHost, ThisHost, diagnose, system, works
-from gdsdata.doctor.pcie import between
+from gdsdata.doctor.pcie import _acs_by_lspci, between
 from gdsdata.doctor.place import mounts, place_of
 from gdsdata.doctor.probes import LIMITS_S, PROBES
 from gdsdata.doctor.serving import cufile_operations
@@ -104,6 +104,30 @@ OFF = "SrcValid- TransBlk- ReqRedir- CmpltRedir- UpstreamFwd- EgressCtrl- Direct
 
 def both_bridges(form, **values):
     return {"tools/lspci -D -vv": "".join(form.format(bridge=b, **values) for b in ("0000:40:01.1", "0000:60:03.1"))}
+
+
+def slice_of_v2(own, limited):
+    """A process in a control group of version 2, seen from outside of it, and one with a limit."""
+    mount = "31 22 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate"
+    return {
+        **mounted("nfs_rdma", mount),
+        "proc/self/cgroup": f"0::{own}\n",
+        f"sys/fs/cgroup/{limited}/memory.max": "134217728\n",
+    }
+
+
+def slice_of_v1(own, limited):
+    mount = "32 22 0:27 / /sys/fs/cgroup/memory rw,nosuid shared:5 - cgroup cgroup rw,memory"
+    return {
+        **mounted("nfs_rdma", mount),
+        "sys/fs/cgroup/memory.max": None,
+        "proc/self/cgroup": f"4:cpu,cpuacct:/x\n3:memory:{own}\n",
+        f"sys/fs/cgroup/memory/{limited}/memory.limit_in_bytes": "134217728\n",
+    }
+
+
+def in_user_namespace(capabilities):
+    return {"proc/self/status": f"CapEff:\t{capabilities}\n", "proc/self/uid_map": "         0       1000          1\n"}
 
 
 # By check: answer, host, what is otherwise there, what the evidence has to name.
@@ -378,7 +402,7 @@ CASES = {
         ("no", "local_nvme", {**NO_NVFS, **both_bridges(LSPCI, control=ON)}, "0000:40:01.1, 0000:60:03.1 (lspci -vv)"),
         ("yes", "local_nvme", {**NO_NVFS, **both_bridges(LSPCI, control=OFF)}, "lspci -vv"),
         ("unknown", "local_nvme", {**NO_NVFS, **both_bridges(HIDDEN)}, "root alone"),
-        ("unknown", "local_nvme", NO_NVFS, "root alone"),
+        ("unknown", "local_nvme", NO_NVFS, "lspci is missing"),
     ],
     "distance": [
         ("yes", "nfs_rdma", {}, "GPU 0000:1b:00.0 and mlx5_0: same switch; GPU 0000:bb:00.0 and mlx5_1: same switch"),
@@ -400,6 +424,13 @@ CASES = {
         ("no", "nfs_rdma", {MLX.format(0, "state"): "1: DOWN\n", MLX.format(1, "state"): "2: INIT\n"}, "INIT"),
         ("no", "nfs_rdma", {"sys/class/infiniband": None}, "there is no RDMA device"),
         ("unknown", "local_nvme", {}, "needs none"),
+        (
+            "unknown",
+            "container",
+            mounted("container", ELSEWHERE.format(at="/data", kind="9p", source="share")),
+            "9p needs none",
+        ),
+        ("yes", "nfs_rdma", {MLX.format(0, "rate"): None}, "mlx5_0/1 ACTIVE, rate unknown, Ethernet"),
     ],
     "pause_frames": [
         ("yes", "nfs_rdma", {}, "mlx5_0: 1247 pause frames, 0 out of sequence"),
@@ -408,6 +439,12 @@ CASES = {
             "nfs_rdma",
             {MLX.format(card, "link_layer"): "InfiniBand\n" for card in (0, 1)},
             "credits",
+        ),
+        (
+            "unknown",
+            "nfs_rdma",
+            {MLX.format(card, "link_layer"): "Unspecified\n" for card in (0, 1)},
+            "mlx5_0, mlx5_1: neither",
         ),
         ("no", "nfs_rdma", {MLX.format(1, "hw_counters/out_of_sequence"): "90317\n"}, "90317 out of sequence"),
         (
@@ -456,6 +493,11 @@ CASES = {
         ("yes", "laptop", {"proc/self/limits": "Max locked memory  33554432  33554432  bytes\n"}, "limit 33554432"),
         ("no", "laptop", {"proc/self/limits": "Max locked memory  33554431  33554431  bytes\n"}, "limit 33554431"),
         ("no", "nfs_rdma", {"sys/fs/cgroup/memory.max": "134217728\n"}, "control group 0.1 GB"),
+        ("no", "nfs_rdma", slice_of_v2("/user.slice/job.scope", "user.slice"), "control group 0.1 GB"),
+        ("no", "nfs_rdma", slice_of_v2("/user.slice/job.scope", "user.slice/job.scope"), "control group 0.1 GB"),
+        ("no", "nfs_rdma", slice_of_v1("/slurm/job_7", "slurm/job_7"), "control group 0.1 GB"),
+        ("yes", "nfs_rdma", slice_of_v2("/user.slice/job.scope", "other.slice"), "unlimited"),
+        ("no", "laptop", in_user_namespace("000001ffffffffff"), "limit 8388608 bytes"),
         ("unknown", "laptop", {"proc/self/limits": None}, "/proc/self/limits"),
     ],
     "security": [
@@ -553,6 +595,15 @@ def test_a_host_of_which_nothing_is_known_is_diagnosed_all_the_same(tmp_path):
     assert [one.name for one in found] == list(BY_NAME)
     assert {one.name for one in found if one.answer != "unknown"} == {"driver", "gpu_supported", "peer_to_peer"}
     assert not works(found)
+
+
+def test_ports_of_nfs_by_tcp_are_not_guessed(tmp_path):
+    host = amended(tmp_path, "nfs_rdma", mounted("nfs_rdma", NFS.format(kind="nfs", vers="3", proto="tcp", port="")))
+    assert "port=" not in finding(host, "file_system", PATHS["nfs_rdma"]).evidence
+
+
+def test_bridges_of_a_domain_with_five_digits_are_found_by_lspci():
+    assert _acs_by_lspci(LSPCI.format(bridge="10000:e0:06.0", control=ON)) == {"10000:e0:06.0": True}
 
 
 def test_no_iommu_at_all_is_a_yes(tmp_path):

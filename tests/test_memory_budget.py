@@ -70,6 +70,14 @@ def test_the_tightest_group_above_this_process_counts(tmp_path, own, above, left
     assert memory_budget.available_bytes(root) == left * GIB
 
 
+def test_a_mount_point_whose_name_is_not_utf_8_hides_no_group(tmp_path):
+    root = machine(tmp_path, 3 * GIB, "0::/pod\n", V2_MOUNT)
+    group_v2(tmp_path / "sys/fs/cgroup/pod", GIB, "max", 0, 0)
+    mountinfo = tmp_path / "proc/self/mountinfo"
+    mountinfo.write_bytes(b"50 1 0:60 / /mnt/\xff rw - ext4 /dev/sdb1 rw\n" + mountinfo.read_bytes())
+    assert memory_budget.available_bytes(root) == GIB
+
+
 def test_what_a_group_has_taken_counts_but_for_its_page_cache(tmp_path):
     root = machine(tmp_path, 9 * GIB, "0::/pod\n", V2_MOUNT)
     group_v2(tmp_path / "sys/fs/cgroup/pod", 4 * GIB, 3 * GIB, 2 * GIB, GIB)
@@ -239,9 +247,10 @@ def test_an_engine_takes_little_bounce_memory_where_little_is_left(monkeypatch):
 def limited_group(limit_bytes: int) -> Path:
     """Make a memory group below this process's own, or skip the test."""
     try:
-        (kind, mount, inside), *_ = memory_budget._memory_groups("/")
+        texts = (Path(f"/proc/self/{name}").read_text(errors="replace") for name in ("mountinfo", "cgroup"))
+        (kind, folder), *_ = memory_budget.memory_groups(*texts)
         name, file = {"cgroup": ("v1", "memory.limit_in_bytes"), "cgroup2": ("v2", "memory.max")}[kind]
-        group = Path(mount, inside, f"gdsdata-{uuid.uuid4().hex}")
+        group = Path(folder, f"gdsdata-{uuid.uuid4().hex}")
         group.mkdir()
     except (ValueError, OSError) as error:
         pytest.skip(f"no control group can be made here: {error}")

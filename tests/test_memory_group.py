@@ -107,8 +107,12 @@ def group_of_its_own() -> Iterator[Path]:
     if os.geteuid():
         pytest.skip("only root makes a control group")
     why = "no control group counts memory here"
-    for kind, mount, inside in memory_budget._memory_groups("/"):
-        parent = Path(mount, inside) if kind == "cgroup" else Path(mount)
+    texts = (Path(f"/proc/self/{name}").read_text(errors="replace") for name in ("mountinfo", "cgroup"))
+    folders: dict[str, list[str]] = {}
+    for kind, folder in memory_budget.memory_groups(*texts):
+        folders.setdefault(kind, []).append(folder)
+    for kind, its_folders in folders.items():
+        parent = Path(its_folders[0] if kind == "cgroup" else its_folders[-1])
         if kind == "cgroup2" and "memory" not in (parent / "cgroup.subtree_control").read_text().split():
             continue
         group = parent / f"gdsdata-test-{uuid.uuid4().hex}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 from gdsdata.doctor import gpu, network, pcie, serving, storage, system, url_checks
@@ -76,7 +77,7 @@ def locate(host: ThisHost, path: str | os.PathLike[str]) -> Place:
         return _locate_object(host, os.fspath(path))
     if not os.fspath(path):
         raise ValueError("the path is empty: give a file, a folder (the current one is '.'), or a URL")
-    given, silence = os.path.abspath(local_path(path)), ""
+    given, silence, remedy = os.path.abspath(local_path(path)), "", ""
 
     def look() -> str:
         os.stat(given)
@@ -90,8 +91,16 @@ def locate(host: ThisHost, path: str | os.PathLike[str]) -> Place:
         host.left_behind.append("path")
         silence = f"'{given}' gives {error}"
     except OSError as error:
-        silence = str(error)
-    return place_of(host, given, silence)
+        silence, remedy = str(error), _remedy_of(error)
+    return place_of(host, given, silence, remedy)
+
+
+def _remedy_of(error: OSError) -> str:
+    if isinstance(error, PermissionError):
+        return "let this user search the folders above it, which namei -l PATH shows, or name another path"
+    if error.errno in (errno.ESTALE, errno.ENOTCONN):
+        return "unmount it, and mount it again: the server has dropped what was mounted"
+    return "see that its disk or its server works, or name another path"
 
 
 def _locate_object(host: ThisHost, url: str) -> Place:

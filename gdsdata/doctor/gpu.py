@@ -14,7 +14,7 @@ from gdsdata.doctor.place import Place, gpus
 OLDEST_CAPABILITY = (6, 0)
 # By file system: the module that must be registered with nvidia-fs. The names are those in
 # nvidia-fs's own table (nvfs-mod.c).
-_MODULES = {
+MODULES = {
     "nfs": "rpcrdma",
     "nfs4": "rpcrdma",
     "lustre": "lnet",
@@ -118,7 +118,7 @@ def peer_to_peer(host: Host, place: Place) -> Answer:
     needed = _module_of(place)
     if nvfs and (not needed or needed in registered):
         return yes(f"nvidia-fs {nvfs[1]}, registered with it: {', '.join(registered) or 'not visible'}")
-    is_disk = place.mount is None or place.mount.kind not in _MODULES  # P2PDMA is for disks
+    is_disk = place.mount is None or place.mount.kind not in MODULES  # P2PDMA is for disks
     p2pdma = _p2pdma(host, where, config) if is_disk else None
     if p2pdma is not None and (p2pdma.answer != "no" or not nvfs):
         return p2pdma
@@ -143,7 +143,7 @@ def _is_set(host: Host, config: dict[str, Any], name: str, variable: str) -> boo
 def _module_of(place: Place) -> str:
     if place.block.startswith("nvme"):
         return "nvme"
-    return _MODULES.get(place.mount.kind, "") if place.mount else ""
+    return MODULES.get(place.mount.kind, "") if place.mount else ""
 
 
 def _p2pdma(host: Host, where: str, config: dict[str, Any]) -> Answer | None:

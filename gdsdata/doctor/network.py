@@ -6,10 +6,12 @@ import re
 
 from gdsdata.doctor.evidence import Host
 from gdsdata.doctor.finding import Answer, check, no, unknown, yes
+from gdsdata.doctor.gpu import MODULES
 from gdsdata.doctor.place import Place
 from gdsdata.io.file_systems import NETWORK_KINDS
 
 _CLASS = "/sys/class/infiniband"
+_CUFILE_KINDS = frozenset(MODULES)  # network file systems that move bytes to GPUs by RDMA
 
 
 @check("RDMA devices up")
@@ -18,10 +20,12 @@ def rdma(host: Host, place: Place) -> Answer:
 
     Its ``state`` is then "4: ACTIVE" (Documentation/ABI/stable/sysfs-class-infiniband).
     """
-    needed = place.mount is not None and place.mount.kind in NETWORK_KINDS
+    kind = place.mount.kind if place.mount else ""
     ports = _ports(host)
     if not ports:
-        if needed:
+        if kind in NETWORK_KINDS and kind not in _CUFILE_KINDS:
+            return unknown(f"there is no RDMA device; {kind} needs none")
+        if kind in NETWORK_KINDS:
             return no(
                 "there is no RDMA device", "install the card's driver (mlx5_ib; MLNX_OFED or DOCA), modprobe rdma_ucm"
             )
@@ -32,7 +36,8 @@ def rdma(host: Host, place: Place) -> Answer:
             host.text(f"{_CLASS}/{device}/ports/{port}/{name}") for name in ("state", "rate", "link_layer")
         )
         up = up or (state or "").endswith("ACTIVE")
-        said.append(f"{device}/{port} {(state or 'unknown').split(': ')[-1]}, {rate}, {layer}")
+        state_name = (state or "state unknown").split(": ")[-1]
+        said.append(f"{device}/{port} {state_name}, {rate or 'rate unknown'}, {layer or 'link layer unknown'}")
     if not up:
         return no(
             "; ".join(said), "look at cable and switch: ibstat; ip link set DEVICE up; for InfiniBand a subnet manager"
@@ -55,9 +60,11 @@ def pause_frames(host: Host, place: Place) -> Answer:
         if _layer(host, device, port) == "Ethernet" and _up(host, device, port)
     ]
     if not ethernet:
-        if any(_up(host, device, port) for device, port in _ports(host)):
-            return yes("InfiniBand, which has credits")
-        return unknown("no RDMA device is up")
+        up = [(device, port) for device, port in _ports(host) if _up(host, device, port)]
+        others = [device for device, port in up if _layer(host, device, port) != "InfiniBand"]
+        if others:
+            return unknown(f"{', '.join(others)}: neither Ethernet nor InfiniBand, so pause frames say nothing")
+        return yes("InfiniBand, which has credits") if up else unknown("no RDMA device is up")
     lossy, quiet, said = [], [], []
     for device, port in ethernet:
         lost = sum(

@@ -65,7 +65,11 @@ def acs(host: Host, place: Place) -> Answer:
     if listed is not None:
         active, source = set(listed.split()) & above, "/proc/driver/nvidia-fs/bridges"
     else:
-        known = _acs_by_lspci(host.tool("lspci", "-D", "-vv") or "")
+        printed = host.tool("lspci", "-D", "-vv")
+        if printed is None:
+            remedy = "install pciutils, and run the doctor as root"
+            return unknown("no nvidia-fs, and lspci is missing or does not answer", remedy)
+        known = _acs_by_lspci(printed)
         source = "lspci -vv"
         if above - set(known):
             remedy = "run the doctor as root, or: sudo lspci -vv | grep ACSCtl"
@@ -84,7 +88,7 @@ def _acs_by_lspci(printed: str) -> dict[str, bool]:
     """
     found = {}
     for section in re.split(r"\n\s*\n", printed):
-        address = re.match(r"\s*([0-9a-f]{4}:\S+)", section)
+        address = re.match(r"\s*([0-9a-f]{4,8}:\S+)", section)
         if address and "<access denied>" not in section and "Capabilities:" in section:
             control = re.search(r"ACSCtl:(.*)", section)
             found[address[1]] = bool(control and "+" in control[1])
@@ -171,8 +175,8 @@ def between(host: Host, one: str, other: str) -> str:
 
 
 def _label(host: Host, address: str) -> str:
-    for nic in rdma_devices(host):
-        if pci_chain(host, f"/sys/class/infiniband/{nic}/device")[-1] == address:
+    for nic, its_address in rdma_devices(host).items():
+        if its_address == address:
             return nic
     return next(iter(host.names(f"{_DEVICES}/{address}/nvme")), address)
 
@@ -201,7 +205,11 @@ def numa(host: Host, place: Place) -> Answer:
     said = ", ".join(f"{end}: node {node}" for end, node in sorted(known.items()))
     if apart:
         node = next(iter(apart.values()))
-        return no(f"{said}; no core of node {node} is allowed", f"numactl --cpunodebind={node} --membind={node}")
+        remedy = (
+            f"numactl --cpunodebind={node} --membind={node}; in a container or a job, ask for cores of that node first "
+            "(docker run --cpuset-cpus), because numactl goes beyond no cpuset"
+        )
+        return no(f"{said}; no core of node {node} is allowed", remedy)
     return yes(f"{said}; cores {allowed[1] if allowed else ''}")
 
 

@@ -42,6 +42,7 @@ class Place:
         block: name of its block device ("nvme0n1p1"); empty for a network, or memory.
         controllers: addresses of PCI devices that its bytes come from: disks, or the RDMA devices
             of a network.
+        remedy: of the silence.
     """
 
     path: str
@@ -49,16 +50,17 @@ class Place:
     mount: Mount | None = None
     block: str = ""
     controllers: tuple[str, ...] = ()
+    remedy: str = ""
 
 
-def place_of(host: Host, path: str, silence: str = "") -> Place:
+def place_of(host: Host, path: str, silence: str = "", remedy: str = "") -> Place:
     """Find what serves a path, without its file system, which may be dead."""
     mount = _mount_of(host, path)
     block = _block_of(host, mount) if mount else ""
     found = sorted({pci for disk in _disks_below(host, block) for pci in _controllers(host, disk)}) if block else []
     if mount and mount.kind in NETWORK_KINDS:
-        found = sorted({pci_chain(host, f"/sys/class/infiniband/{nic}/device")[-1] for nic in rdma_devices(host)})
-    return Place(path, silence, mount, block, tuple(found))
+        found = sorted(set(rdma_devices(host).values()))
+    return Place(path, silence, mount, block, tuple(found), remedy)
 
 
 def mounts(host: Host) -> list[Mount]:
@@ -132,11 +134,12 @@ def _controllers(host: Host, disk: str) -> list[str]:
     return [chain[-1] for chain in map(_PCI_DEVICE.findall, paths) if chain]
 
 
-def rdma_devices(host: Host) -> list[str]:
-    """Return the names in /sys/class/infiniband that are PCI devices."""
-    return [
-        nic for nic in host.names("/sys/class/infiniband") if pci_chain(host, f"/sys/class/infiniband/{nic}/device")
-    ]
+def rdma_devices(host: Host) -> dict[str, str]:
+    """Return the addresses of the PCI devices in /sys/class/infiniband, by name."""
+    chains = {
+        nic: pci_chain(host, f"/sys/class/infiniband/{nic}/device") for nic in host.names("/sys/class/infiniband")
+    }
+    return {nic: chain[-1] for nic, chain in chains.items() if chain}
 
 
 def pci_chain(host: Host, path: str) -> list[str]:

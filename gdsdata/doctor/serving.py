@@ -27,7 +27,7 @@ def gpu(host: Host, place: Place) -> Answer:
 def reading(host: Host, place: Place) -> Answer:
     """Read with the engine's defaults, into the GPU if there is one."""
     if place.silence:
-        return no(place.silence, "see that its server is there, or name another path")
+        return no(place.silence, place.remedy or "see that its server is there, or name another path")
     found = host.probe("reading", place.path)
     if found is None:
         return unknown("it was not tried")

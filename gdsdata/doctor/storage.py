@@ -27,7 +27,8 @@ def file_system(host: Host, place: Place) -> Answer:
         return unknown("/proc/self/mountinfo does not say")
     said = f"{mount.kind} at {mount.at}"
     if place.silence:
-        return no(f"{said}: {place.silence}", "see that its server is there; umount -f -l frees those who wait for it")
+        remedy = place.remedy or "see that its server is there; umount -f -l frees those who wait for it"
+        return no(f"{said}: {place.silence}", remedy)
     if mount.kind in ("nfs", "nfs4"):
         return _nfs(mount, said)
     if mount.kind == "ext4":
@@ -60,8 +61,8 @@ def file_system(host: Host, place: Place) -> Answer:
 
 def _nfs(mount: Mount, said: str) -> Answer:
     protocol, version = mount.options.get("proto", "tcp"), mount.options.get("vers", "")
-    port = mount.options.get("port", _RDMA_PORT)
-    said += f", proto={protocol}, port={port}, vers={version or '?'}"
+    port = mount.options.get("port", _RDMA_PORT if protocol == "rdma" else "")
+    said += f", proto={protocol}{f', port={port}' if port else ''}, vers={version or '?'}"
     remedy = f"mount -o proto=rdma,port={_RDMA_PORT},vers=3 (or vers=4.0) {mount.source} {mount.at}"
     if protocol != "rdma" or port != _RDMA_PORT or (version and version not in _NFS_VERSIONS):
         return no(said, remedy)

@@ -7,6 +7,7 @@ import re
 from gdsdata.doctor.evidence import Host
 from gdsdata.doctor.finding import Answer, check, no, unknown, yes
 from gdsdata.doctor.place import Place, gpus
+from gdsdata.io.memory_budget import memory_groups
 
 _WORKERS, _WORKERS_OF_GPU = 8, 12  # the most that an engine has by default
 _MOST_BOUNCE_BYTES = _WORKERS_OF_GPU * 16 << 20
@@ -15,6 +16,7 @@ _MOST_BOUNCE_BYTES = _WORKERS_OF_GPU * 16 << 20
 _REGISTERED_BOUNCE_BYTES, _MOST_STAGING_BYTES = 4 << 20, 12 << 20
 _CAP_IPC_LOCK = 14
 _SECCOMP_FILTER = "2"
+_ALL_USERS = "0 0 4294967295"  # /proc/self/uid_map outside of user namespaces: user_namespaces(7)
 # The vector instructions that most of the engine's fast ways need, by the kind of processor, with
 # the names that /proc/cpuinfo has for them. AVX-512 is faster still.
 _VECTORS = {
@@ -82,7 +84,6 @@ def locked_memory(host: Host, place: Place) -> Answer:
     limit = re.search(r"Max locked memory\s+(\S+)", host.text("/proc/self/limits") or "")
     if not limit:
         return unknown("/proc/self/limits does not say")
-    capabilities = int(status_field(host, "CapEff") or "0", 16)
     said = f"limit {limit[1]} bytes"
     group = _group_limit_bytes(host)
     if group is not None:
@@ -92,7 +93,7 @@ def locked_memory(host: Host, place: Place) -> Answer:
             return no(said, f"give the container more memory: {most}")
     if limit[1] == "unlimited" or int(limit[1]) >= most_registered_bytes:
         return yes(said)
-    if capabilities >> _CAP_IPC_LOCK & 1:
+    if _ignores_lock_limit(host):
         return yes(f"{said}, which CAP_IPC_LOCK overrides")
     most = f"{most_registered_bytes} bytes at most are registered"
     return no(said, f"ulimit -l unlimited (docker run --ulimit memlock=-1); {most}")
@@ -106,9 +107,24 @@ def _most_registered_bytes(host: Host) -> int:
 
 
 def _group_limit_bytes(host: Host) -> int | None:
-    """Return the control group's limit; in version 1, about 2**63 means none."""
-    limits = (host.number(f"/sys/fs/cgroup/{name}") for name in ("memory.max", "memory/memory.limit_in_bytes"))
-    return next((limit for limit in limits if limit is not None and limit < 2**60), None)
+    """Return the least limit of the control groups; in version 1, about 2**63 means none."""
+    groups = memory_groups(host.text("/proc/self/mountinfo") or "", host.text("/proc/self/cgroup") or "")
+    names = {"cgroup2": "memory.max", "cgroup": "memory.limit_in_bytes"}
+    files = [f"{folder}/{names[kind]}" for kind, folder in groups]
+    # Those of a container that has no file of memberships.
+    files += ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"]
+    limits = [limit for limit in map(host.number, files) if limit is not None and limit < 2**60]
+    return min(limits, default=None)
+
+
+def _ignores_lock_limit(host: Host) -> bool:
+    """Return whether CAP_IPC_LOCK lifts the limit.
+
+    It does so in the first user namespace alone.
+    """
+    has_it = int(status_field(host, "CapEff") or "0", 16) >> _CAP_IPC_LOCK & 1
+    users = (host.text("/proc/self/uid_map") or _ALL_USERS).split()
+    return bool(has_it) and users == _ALL_USERS.split()
 
 
 @check("no security module")

@@ -51,43 +51,46 @@ def _left_in_machine(root: str) -> int:
 
 def _left_in_groups(root: str) -> Iterator[int]:
     """Yield the bytes left in each group with a limit, the innermost first."""
-    for kind, mount, inside in _memory_groups(root):
-        left_in = _left_in_v2 if kind == "cgroup2" else _left_in_v1
-        folder = os.path.normpath(os.path.join(mount, inside))
-        while True:
-            # The outermost group has no such files, and others may not be ours to read.
-            with contextlib.suppress(OSError, ValueError, KeyError):
-                yield from left_in(folder)
-            if folder == mount:
-                break
-            folder = os.path.dirname(folder)
-
-
-def _memory_groups(root: str) -> Iterator[tuple[str, str, str]]:
-    """Yield "cgroup" or "cgroup2", the mount, and this process's folder below it.
-
-    There is one of these for each hierarchy that counts memory.
-    """
     try:
-        mounts = _read(root, "proc/self/mountinfo").splitlines()
-        memberships = _read(root, "proc/self/cgroup").splitlines()
+        mountinfo, memberships = _read(root, "proc/self/mountinfo"), _read(root, "proc/self/cgroup")
     except OSError:
         return
+    for kind, path in memory_groups(mountinfo, memberships):
+        left_in = _left_in_v2 if kind == "cgroup2" else _left_in_v1
+        # The outermost group has no such files, and others may not be ours to read.
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            yield from left_in(os.path.join(root, path.lstrip("/")))
+
+
+def memory_groups(mountinfo: str, memberships: str) -> Iterator[tuple[str, str]]:
+    """Yield this process's control groups that count memory, the innermost of each hierarchy first.
+
+    Args:
+        mountinfo: content of /proc/self/mountinfo: proc_pid_mountinfo(5).
+        memberships: content of /proc/self/cgroup: cgroups(7).
+
+    Yields:
+        "cgroup" or "cgroup2", and the group's folder.
+    """
     inside_of = {}
-    for line in memberships:
+    for line in memberships.splitlines():
         _, controllers, inside = line.split(":", 2)
         if not controllers or "memory" in controllers.split(","):
             inside_of["cgroup" if controllers else "cgroup2"] = inside
-    for line in mounts:  # proc_pid_mountinfo(5)
+    for line in mountinfo.splitlines():
         before, _, after = line.partition(" - ")
         kind, _, options = after.split(" ", 2)
         if kind not in inside_of or (kind == "cgroup" and "memory" not in options.split(",")):
             continue
-        top, at = before.split(" ")[3:5]
+        top, mount = before.split(" ")[3:5]
         # A container may see its own group as the top, but the path that its group has outside.
         relative = os.path.relpath(inside_of[kind], top)
-        mount = os.path.normpath(os.path.join(root, at.lstrip("/")))
-        yield kind, mount, "" if relative.startswith("..") else relative
+        folder = os.path.normpath(os.path.join(mount, "" if relative.startswith("..") else relative))
+        while True:
+            yield kind, folder
+            if folder in (mount, "/"):
+                break
+            folder = os.path.dirname(folder)
 
 
 def _left_in_v2(folder: str) -> Iterator[int]:
@@ -113,5 +116,5 @@ def _counts_of(folder: str) -> dict[str, int]:
 
 
 def _read(folder: str, name: str) -> str:
-    with open(os.path.join(folder, name)) as file:
+    with open(os.path.join(folder, name), errors="replace") as file:  # mount points may have any bytes
         return file.read()
