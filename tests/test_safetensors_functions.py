@@ -20,6 +20,8 @@ import gdsdata
 from gdsdata import safetensors as ours
 from gdsdata.checkpoint import tensor_reader
 from gdsdata.checkpoint.safetensors import files, installed, read_ahead
+from gdsdata.checkpoint.safetensors import stock as stock_functions
+from gdsdata.checkpoint.safetensors.errors import NotInstalled
 from gdsdata.checkpoint.safetensors.numbered_names import by_numbers
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.formats.parsers.safetensors_header import DTYPES
@@ -358,6 +360,20 @@ def test_a_loop_reads_to_a_gpu(tmp_path, device):
             assert part.is_cuda and torch.equal(part.cpu(), tensors[name][3:9])
     ours.save_file({name: tensor.cuda() for name, tensor in tensors.items()}, tmp_path / "b")
     assert (tmp_path / "b").read_bytes() == (tmp_path / "a").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("missing", "is_not_installed"), [("safetensors", True), ("safetensors._safetensors_rust", False), ("numpy", False)]
+)
+def test_only_a_missing_package_is_called_not_installed(monkeypatch, missing, is_not_installed):
+    def fail():
+        raise ModuleNotFoundError(f"No module named '{missing}'", name=missing)
+
+    monkeypatch.setattr(stock_functions, "_stock", fail)
+    with pytest.raises(ImportError) as error:
+        stock_functions.stock("load")
+    assert isinstance(error.value, NotInstalled) == is_not_installed
+    assert is_not_installed or missing in str(error.value)
 
 
 class TestPageCache:

@@ -27,10 +27,13 @@ def stock(what: str) -> Stock:
 
     Raises:
         NotInstalled: the package is not installed.
+        ImportError: it is, and cannot be imported.
     """
     try:
         return _stock()
-    except ImportError as error:
+    except ModuleNotFoundError as error:
+        if error.name != "safetensors":
+            raise
         raise NotInstalled(what) from error
 
 
