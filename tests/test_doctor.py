@@ -77,6 +77,50 @@ def test_files_below_a_folder_that_may_not_be_written_are_read(tmp_path, monkeyp
     assert sum(probes.PROBES["reading"](str(tmp_path))["bytes"].values()) == probes.READ_BYTES
 
 
+def test_a_file_that_vanishes_while_the_folder_is_looked_at_is_passed_over(tmp_path, monkeypatch):
+    for name in ("gone", "here"):
+        (tmp_path / name).write_bytes(bytes(MIB))
+    entries = [entry for entry in os.scandir(tmp_path) if entry.name == "gone"]
+    entries += [entry for entry in os.scandir(tmp_path) if entry.name == "here"]
+    monkeypatch.setattr(probes, "_files_below", lambda folder: iter(entries))
+    monkeypatch.setattr(os, "access", lambda *_: True)
+    (tmp_path / "gone").unlink()
+    with probes.file_at(str(tmp_path)) as file:
+        assert file == str(tmp_path / "here")
+
+
+def test_a_disk_without_space_is_no_refusal_of_direct_io(tmp_path, monkeypatch):
+    plain = probes.tempfile.NamedTemporaryFile
+
+    def full(**arguments):
+        file = plain(**arguments)
+        file.write = lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left on device"))
+        return file
+
+    monkeypatch.setattr(probes.tempfile, "NamedTemporaryFile", full)
+    found = answers(tmp_path)
+    assert found["direct"].answer == found["reading"].answer == "unknown"
+    assert "No space left" in found["direct"].evidence and "page cache" not in found["direct"].remedy
+    assert left_in(tmp_path) == []
+    (tmp_path / "short").write_bytes(b"abc")
+    assert answers(tmp_path)["reading"].answer == "yes"
+
+
+def test_a_disk_that_fails_is_no_refusal_of_direct_io(file, monkeypatch):
+    def fail(path):
+        raise IoError(errno.EIO, "could not read: Input/output error", path)
+
+    monkeypatch.setattr(probes, "read_direct", fail)
+    assert answers(file)["direct"].answer == "unknown"
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: os.mknod(path, stat.S_IFSOCK | 0o600)])
+def test_what_is_no_file_is_not_called_empty(tmp_path, make):
+    make(tmp_path / "x")
+    found = answers(tmp_path / "x")
+    assert found["reading"].answer == "unknown" and "and no file" in found["reading"].evidence
+
+
 def test_a_name_that_is_not_utf_8_is_printed_with_escapes(tmp_path, capsys):
     path = tmp_path / os.fsdecode(b"\xff")
     path.write_bytes(bytes(MIB))
@@ -206,6 +250,12 @@ def test_a_recorded_host_says_what_the_host_said(tmp_path, file):
     replayed = doctor.RecordedHost(tmp_path / "record")
     assert doctor.place_of(replayed, place.path) == place
     assert doctor.diagnose(replayed, place) == said
+
+
+def test_a_record_has_variables_that_are_not_utf_8(tmp_path, file, monkeypatch):
+    monkeypatch.setenv("LD_LIBRARY_PATH", os.fsdecode(b"/opt/\xff"))
+    assert program.main([str(file), "--record", str(tmp_path / "record")]) == 0
+    assert b"LD_LIBRARY_PATH=/opt/\xff\n" in (tmp_path / "record/environ").read_bytes()
 
 
 def test_recording_writes_over_nothing(tmp_path, file, capsys):
@@ -500,6 +550,33 @@ program.run()
         process.kill()
         process.communicate()
     assert left_in(tmp_path) == []
+
+
+def test_signals_that_are_ignored_stay_ignored_during_the_test(tmp_path, file):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with transfers._folder_beside(str(file)):
+            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+            assert signal.getsignal(signal.SIGTERM) == transfers._interrupt
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_signals_are_as_before_if_no_folder_can_be_made(file, monkeypatch):
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(transfers.tempfile, "mkdtemp", refuse)
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(PermissionError):
+        transfers.run(str(file))
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_an_answer_without_evidence_has_its_line():
+    finding = doctor.Finding("gds", "GPUDirect Storage", "no", "", "look at each other no")
+    assert "no       GPUDirect Storage" in report.as_text([finding], [])
 
 
 def row(path, direction="read", cpu=0.1, **served_by):

@@ -250,6 +250,7 @@ CASES = {
         ("yes", "nfs_rdma", {}, "both are 570.86.15"),
         ("yes", "local_nvme", {}, "both are 535.161.08"),
         ("no", "laptop", {}, "no /proc/driver/nvidia/version"),
+        ("unknown", "laptop", {"dev/dxg": ""}, "Windows has the driver"),
         ("no", "local_nvme", {"proc/driver/nvidia/version": OPEN_DRIVER}, "module 570.86.15, libcuda 535.161.08"),
         ("unknown", "local_nvme", {"tools/ldconfig -p": "0 libs found in cache `/etc/ld.so.cache'\n"}, "not found"),
     ],
@@ -274,6 +275,7 @@ CASES = {
         ("no", "laptop", {}, "no NVIDIA GPU"),
         ("no", "container", {SMI: "NVIDIA GeForce RTX 4090, 8.9, 00000000:00:1E.0\n"}, "GeForce"),
         ("no", "container", {SMI: "Tesla M40, 5.2, 00000000:00:1E.0\n"}, "5.2"),
+        ("yes", "container", {SMI: "NVIDIA H200, [N/A], 00000000:00:1E.0\n"}, "[N/A]"),
         ("unknown", "container", {SMI: None}, "nvidia-smi"),
     ],
     "bar1": [
@@ -303,6 +305,13 @@ CASES = {
         ),
         ("no", "nfs_rdma", {"environ": "CUFILE_FORCE_COMPAT_MODE=true"}, "is forced"),
         ("no", "container", {"etc/cufile.json": '{"properties": {'}, "/etc/cufile.json (not valid JSON"),
+        ("no", "container", {"etc/cufile.json": '{"properties": [1], "block": 2}'}, "has no use_pci_p2pdma"),
+        (
+            "no",
+            "local_nvme",
+            {**NO_NVFS, "etc/cufile.json": '{"properties": {"use_pci_p2pdma": true}, "block": [], "fs": null}'},
+            "block.nvme.use_pci_p2pdma is not true",
+        ),
         (
             "yes",
             "local_nvme",
@@ -595,6 +604,29 @@ def test_a_host_of_which_nothing_is_known_is_diagnosed_all_the_same(tmp_path):
     assert [one.name for one in found] == list(BY_NAME)
     assert {one.name for one in found if one.answer != "unknown"} == {"driver", "gpu_supported", "peer_to_peer"}
     assert not works(found)
+
+
+def test_a_library_for_forward_compatibility_is_newer_on_purpose(tmp_path):
+    host = amended(tmp_path, "local_nvme", {"environ": "LD_LIBRARY_PATH=/usr/local/cuda/compat\n"})
+    compat = tmp_path / "local_nvme/usr/local/cuda/compat"
+    compat.mkdir(parents=True)
+    (compat / "libcuda.so.580.65.06").write_text("")
+    (compat / "libcuda.so.1").symlink_to("libcuda.so.580.65.06")
+    found = finding(host, "driver", PATHS["local_nvme"])
+    assert found.answer == "yes" and "module 535.161.08, and libcuda 580.65.06" in found.evidence
+
+
+def test_a_mount_behind_thousands_of_others_is_found(tmp_path):
+    lines = "".join(f"{1000 + i} 29 0:{i} / /run/containers/{i:0200} rw - overlay overlay rw\n" for i in range(6000))
+    host = amended(tmp_path, "local_nvme", {"proc/self/mountinfo": None})
+    mountinfo = lines + (recorded("local_nvme") / "proc/self/mountinfo").read_text()
+    (tmp_path / "local_nvme/proc/self/mountinfo").write_text(mountinfo)
+    assert place_of(host, "/mnt/fast/x").mount.at == "/mnt/fast"
+
+
+def test_a_named_cufile_configuration_that_is_missing_is_named(tmp_path):
+    host = amended(tmp_path, "container", {"environ": "CUFILE_ENV_PATH_JSON=/gone.json\n"})
+    assert "/gone.json (CUFILE_ENV_PATH_JSON" in finding(host, "peer_to_peer", PATHS["container"]).evidence
 
 
 def test_ports_of_nfs_by_tcp_are_not_guessed(tmp_path):

@@ -3,7 +3,10 @@
 import contextlib
 import http.server
 import json
+import os
+import shutil
 import socket
+import subprocess
 import threading
 import time
 from email.utils import formatdate
@@ -231,6 +234,32 @@ def test_a_certificate_that_is_wrong_is_a_no(tmp_path, monkeypatch, name, truste
     assert found["one_range"].answer == "no" and "certificate" in found["one_range"].evidence
 
 
+def test_a_folder_of_authorities_is_read_as_the_engine_reads_it(tmp_path, monkeypatch):
+    with with_tls(tmp_path, monkeypatch) as server:
+        folder = tmp_path / "authorities"
+        folder.mkdir()
+        shutil.copy(os.environ["SSL_CERT_FILE"], folder / "one.pem")
+        subprocess.run(["openssl", "rehash", str(folder)], check=True)
+        monkeypatch.setenv("SSL_CERT_FILE", str(folder))
+        engine.configure_http()
+        server.make("x.bin", MIB)
+        found = answers(server.url("x.bin", "https"))
+    assert found["tls"].answer == "yes" and found["one_range"].answer == "yes"
+
+
+@pytest.mark.parametrize("content", [None, b"no certificate"])
+def test_a_file_of_authorities_that_cannot_be_read_is_named_with_its_variable(tmp_path, monkeypatch, content):
+    path = tmp_path / "authorities.pem"
+    if content is not None:
+        path.write_bytes(content)
+    with with_tls(tmp_path, monkeypatch) as server:
+        monkeypatch.setenv("SSL_CERT_FILE", str(path))
+        server.make("x.bin", MIB)
+        found = answers(server.url("x.bin", "https"))["tls"]
+    assert found.answer == "no" and f"SSL_CERT_FILE names '{path}'" in found.evidence
+    assert "SSL_CERT_FILE" in found.remedy
+
+
 class _Web(http.server.BaseHTTPRequestHandler):
     """A web server of one object, whose clock is an hour behind, and that knows ranges or not."""
 
@@ -329,6 +358,16 @@ def test_the_cache_is_looked_at_and_not_made(faults, tmp_path, monkeypatch):
     engine.BlockCache(str(tmp_path / "cache"), 10**9, MIB)
     found = answers(url)["cache_folder"]
     assert "holds 0.00 of at most 1.0 GB in blocks of 1 MiB" in found.evidence
+
+
+def test_a_cache_behind_a_network_file_system_in_user_space_is_a_no(tmp_path):
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/mountinfo").write_text("50 1 0:60 / /shared rw - fuse.glusterfs server:/volume rw\n")
+    (tmp_path / "environ").write_text("GDSDATA_CACHE=/shared/cache\n")
+    (tmp_path / "probes").mkdir()
+    (tmp_path / "probes/cache.json").write_text('{"free_bytes": 1000000000000, "may_write": true}')
+    found = url_checks.cache_folder(doctor.RecordedHost(tmp_path), Place("s3://bucket/x"))
+    assert found.answer == "no" and "fuse.glusterfs" in found.evidence and "behind a network" in found.remedy
 
 
 def test_the_cache_may_be_a_file_url_or_relative_and_no_other_url(faults, tmp_path, monkeypatch):

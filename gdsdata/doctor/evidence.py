@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-MOST_TEXT_BYTES = 1 << 20
+MOST_TEXT_BYTES = 16 << 20  # a host of thousands of containers has some MB of mounts
 TOOL_LIMIT_S = 10.0
 STATUS_LIMIT_S = 2.0
 _MOST_LINKS = 256  # links and folders on the way to one file
@@ -238,7 +238,10 @@ def _copy(root: str, base: Path, path: str, text: str) -> None:
         here = f"{at}/{name}"
         original, copy = f"{root.rstrip('/')}{here}", Path(f"{base}{here}")
         if os.path.islink(original):
-            target = os.readlink(original)
+            try:
+                target = os.readlink(original)
+            except OSError:  # it is gone
+                return
             rest = [*target.strip("/").split("/"), *rest]
             if target.startswith("/"):
                 target, at = os.path.relpath(f"{base}{target}", copy.parent), ""
@@ -258,7 +261,7 @@ def _copy(root: str, base: Path, path: str, text: str) -> None:
 
 def _write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+    path.write_bytes(text.encode(errors="surrogateescape"))  # as it was, whatever the locale
 
 
 def _run(command: tuple[str, ...], limit_s: float) -> str | None:

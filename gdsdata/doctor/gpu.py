@@ -29,15 +29,21 @@ def driver(host: Host, place: Place) -> Answer:
     """Compare the versions of the driver's module and of its library.
 
     The library refuses a module of another version (nvidia-smi: "Driver/library version mismatch").
-    A machine has two versions after an upgrade, until its next boot.
+    A machine has two versions after an upgrade, until its next boot. NVIDIA's containers have a
+    newer library on purpose, in a folder "compat" (CUDA Compatibility guide, "forward
+    compatibility").
     """
     module = _driver_version(host)
+    if module is None and host.exists("/dev/dxg"):  # WSL 2
+        return unknown("Windows has the driver, and shares it by /dev/dxg", "see that nvidia-smi works")
     if module is None:
         seen = f"GPU {', '.join(gpus(host))}, but no" if gpus(host) else "no"
         return no(f"{seen} /proc/driver/nvidia/version", "install NVIDIA's driver, or load it: modprobe nvidia")
     library = version_of_library(host, "libcuda.so.1")
     if not library:
         return unknown(f"module {module}; libcuda.so.1 was not found", "in a container: run it with --gpus all")
+    if library != module and "/compat/" in _library(host, "libcuda.so.1"):
+        return yes(f"module {module}, and libcuda {library} of CUDA's package for forward compatibility")
     if library != module:
         remedy = "reboot, or load the module again; in a container, start it anew after the driver's upgrade"
         return no(f"module {module}, libcuda {library}", remedy)
@@ -89,7 +95,7 @@ def gpu_supported(host: Host, place: Place) -> Answer:
 
 
 def _is_supported(name: str, capability: str) -> bool:
-    numbers = tuple(int(part) for part in re.findall(r"\d+", capability))
+    numbers = tuple(int(part) for part in re.findall(r"\d+", capability)) or OLDEST_CAPABILITY  # "[N/A]"
     return numbers >= OLDEST_CAPABILITY and not re.search(r"GeForce|TITAN|MX\d", name)
 
 
@@ -137,7 +143,15 @@ def _is_set(host: Host, config: dict[str, Any], name: str, variable: str) -> boo
     The environment's variable has priority (NVIDIA/gds-nvidia-fs issue 78).
     """
     said = host.environment(variable).lower()
-    return said == "true" if said else config.get("properties", {}).get(name) is True
+    return said == "true" if said else _section(config, "properties").get(name) is True
+
+
+def _section(config: dict[str, Any], *names: str) -> dict[str, Any]:
+    """Return an object in the settings by the names that lead to it; empty if there is none."""
+    for name in names:
+        inner = config.get(name)
+        config = inner if isinstance(inner, dict) else {}
+    return config
 
 
 def _module_of(place: Place) -> str:
@@ -150,8 +164,8 @@ def _p2pdma(host: Host, where: str, config: dict[str, Any]) -> Answer | None:
     """Check P2PDMA's requirements; None if it is not switched on."""
     if not _is_set(host, config, "use_pci_p2pdma", "CUFILE_USE_PCIP2PDMA"):
         return None
-    if config.get("block", {}).get("nvme", {}).get("use_pci_p2pdma") is not True:
-        misplaced = "block" in config.get("fs", {})
+    if _section(config, "block", "nvme").get("use_pci_p2pdma") is not True:
+        misplaced = "block" in _section(config, "fs")
         why = "block stands inside fs, where it is not read" if misplaced else "block.nvme.use_pci_p2pdma is not true"
         return no(f"{where}: {why}", 'write "block": {"nvme": {"use_pci_p2pdma": true}} beside "properties"')
     version = host.text("/proc/driver/nvidia/version") or ""
@@ -228,7 +242,7 @@ def cufile_configuration(host: Host) -> tuple[str, dict[str, Any]]:
         text = host.text(path)
         if text is not None:
             return _parsed(path, text)
-    return "cufile.json", {}
+    return (f"{named} (CUFILE_ENV_PATH_JSON names it, and it cannot be read)" if named else "cufile.json"), {}
 
 
 def _parsed(path: str, text: str) -> tuple[str, dict[str, Any]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import functools
 import itertools
 import os
@@ -28,6 +29,9 @@ from gdsdata.io.options import EngineOptions
 
 READ_BYTES = 65536
 _FILES_LOOKED_AT = 1000
+# A file system answers so if it has no such kind of reads. Others, as EIO and ENOSPC, say nothing
+# of them.
+_REFUSALS = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class NothingToRead(Exception):
@@ -45,28 +49,39 @@ def file_at(path: str) -> Iterator[str]:
         NothingToRead: the file is empty, or there is none.
     """
     if not os.path.isdir(path):
-        if not os.path.getsize(path):
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):
+            raise NothingToRead("it is a device, a pipe or a socket, and no file")
+        if not status.st_size:
             raise NothingToRead("it is empty")
         yield path
         return
     shorter = None
     for entry in itertools.islice(_files_below(path), _FILES_LOOKED_AT):
-        size = entry.stat().st_size if os.access(entry, os.R_OK) else 0
+        size = _readable_bytes(entry)
         if size >= READ_BYTES:
             yield entry.path
             return
         shorter = entry.path if size else shorter
-    try:
-        file = tempfile.NamedTemporaryFile(dir=path, prefix=".gdsdata-doctor-")  # noqa: SIM115
-    except OSError as error:
-        if shorter is None:
-            raise NothingToRead(f"there is no file to read, and none can be made: {error}") from error
-        yield shorter
-        return
-    with file:
-        file.write(bytes(READ_BYTES))
-        file.flush()
+    with contextlib.ExitStack() as made:
+        try:
+            file = made.enter_context(tempfile.NamedTemporaryFile(dir=path, prefix=".gdsdata-doctor-"))
+            file.write(bytes(READ_BYTES))
+            file.flush()
+        except OSError as error:  # no permission, or no space
+            if shorter is None:
+                raise NothingToRead(f"there is no file to read, and none can be made: {error}") from error
+            yield shorter
+            return
         yield file.name
+
+
+def _readable_bytes(entry: os.DirEntry[str]) -> int:
+    """Return the size of a file that may be read; 0 if it may not, or is gone."""
+    try:
+        return entry.stat().st_size if os.access(entry, os.R_OK) else 0
+    except OSError:
+        return 0
 
 
 def _files_below(folder: str) -> Iterator[os.DirEntry[str]]:
@@ -99,9 +114,8 @@ def attempt(probe: Callable[[str], dict[str, Any]]) -> Callable[[str], dict[str,
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Return whether system or engine refused a file that exists and may be read."""
-    is_absent = isinstance(error, (PermissionError, FileNotFoundError))
-    return isinstance(error, (OSError, BackendUnavailable)) and not is_absent
+    """Return whether system or engine cannot do this to a file, however sound the file is."""
+    return isinstance(error, BackendUnavailable) or (isinstance(error, OSError) and error.errno in _REFUSALS)
 
 
 def cuda(path: str) -> dict[str, Any]:

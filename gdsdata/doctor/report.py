@@ -38,7 +38,7 @@ def as_text(findings: Sequence[Finding], transfers: Sequence[Transfer], columns:
 
 def _entry(finding: Finding, columns: int) -> list[str]:
     asked = f"  {finding.answer:{_ANSWER_COLUMNS}}{finding.question:{_QUESTION_COLUMNS}}"
-    lines = _wrapped(finding.evidence, columns, initial_indent=asked, subsequent_indent=" " * len(asked))
+    lines = _wrapped(finding.evidence or "-", columns, initial_indent=asked, subsequent_indent=" " * len(asked))
     if finding.remedy:
         arrow = " " * (len(asked) - 3) + "-> "
         lines += _wrapped(finding.remedy, columns, initial_indent=arrow, subsequent_indent=" " * len(asked))

@@ -142,14 +142,18 @@ def _folder_beside(path: str) -> Iterator[str]:
     """Make a temporary folder, which Ctrl-C, SIGTERM and SIGHUP remove too."""
     beside = path if os.path.isdir(path) else os.path.dirname(os.path.abspath(path))
     in_main = threading.current_thread() is threading.main_thread()
-    before = {number: signal.signal(number, _interrupt) for number in (signal.SIGTERM, signal.SIGHUP) if in_main}
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP) if in_main}
+    # A signal that is ignored, as by nohup, stays so. A handler in C (None) could not be put back.
+    replaced = {number: handler for number, handler in before.items() if handler not in (signal.SIG_IGN, None)}
     folder = tempfile.mkdtemp(dir=beside, prefix=".gdsdata-doctor-")
     try:
+        for number in replaced:
+            signal.signal(number, _interrupt)
         yield folder
     finally:
         with contextlib.suppress(TimeoutError):
             within(_ENDING_LIMIT_S, lambda: shutil.rmtree(folder, ignore_errors=True))
-        for number, handler in before.items():
+        for number, handler in replaced.items():
             signal.signal(number, handler)
 
 

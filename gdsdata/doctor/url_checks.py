@@ -74,7 +74,7 @@ def cache_folder(host: Host, place: Place) -> Answer:
         said += f", holds {held['used_bytes'] / 1e9:.2f}{of_most} GB in blocks of {held['block_bytes'] / 2**20:g} MiB"
     else:
         said += f", empty, blocks will have {BLOCK_BYTES / 2**20:g} MiB"
-    if kind in NETWORK_KINDS:
+    if kind.removeprefix("fuse.") in NETWORK_KINDS:
         return no(said, "name a folder on a local NVMe disk: this one is behind a network, too")
     if not found["may_write"]:
         return no(f"{said}; this user may not write there", f"chown or chmod {folder}, or name another folder")
@@ -111,6 +111,8 @@ def tls(host: Host, place: Place) -> Answer:
         return unknown("a proxy is on the way, and the certificate is looked at behind it alone")
     file = found.get("authorities")
     trusted = f"the authorities in {file}" if file else "the system's authorities"
+    if refused := found.get("authorities_error"):
+        return no(refused, f"name a file of authorities that can be read in {found['variable']}, or unset it")
     if wrong := found.get("certificate_error"):
         remedy = "name the authority's file in SSL_CERT_FILE, or check the host's name in endpoint_url"
         if "expired" in wrong:

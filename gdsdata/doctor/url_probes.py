@@ -104,8 +104,16 @@ def tls(url: str) -> dict[str, Any]:
         return {"plain": True}
     if proxy_of(address)[0]:
         return {"proxied": True}
-    file = next((os.environ[name] for name in _CERTIFICATES if os.environ.get(name)), "")
-    context = ssl.create_default_context(cafile=file or None)
+    variable = next((name for name in _CERTIFICATES if os.environ.get(name)), "")
+    file = os.environ.get(variable, "")
+    is_folder = os.path.isdir(file)
+    try:
+        context = ssl.create_default_context(
+            cafile=None if is_folder else file or None, capath=file if is_folder else None
+        )
+    except OSError as error:  # ssl.SSLError is one
+        why = error.strerror or str(error)
+        return {"authorities_error": f"{variable} names '{file}', which cannot be read: {why}", "variable": variable}
     with socket.create_connection((address.hostname, _port(address)), timeout=EXCHANGE_S) as plain:
         try:
             with context.wrap_socket(plain, server_hostname=address.hostname) as secure:
