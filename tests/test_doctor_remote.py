@@ -234,6 +234,19 @@ def test_a_certificate_that_is_wrong_is_a_no(tmp_path, monkeypatch, name, truste
     assert found["one_range"].answer == "no" and "certificate" in found["one_range"].evidence
 
 
+def test_without_an_address_the_certificate_is_not_blamed():
+    host = doctor.ThisHost(
+        {
+            "dns": lambda url: {"host": "gone.test", "error": "Name or service not known"},
+            "tls": lambda url: {"error": "Name or service not known"},
+        },
+        {"dns": 5.0, "tls": 5.0},
+    )
+    place = Place("https://gone.test/x")
+    assert url_checks.dns(host, place).answer == "no"
+    assert url_checks.tls(host, place).answer == "unknown"
+
+
 def test_a_folder_of_authorities_is_read_as_the_engine_reads_it(tmp_path, monkeypatch):
     with with_tls(tmp_path, monkeypatch) as server:
         folder = tmp_path / "authorities"

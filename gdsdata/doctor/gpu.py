@@ -37,8 +37,10 @@ def driver(host: Host, place: Place) -> Answer:
     if module is None and host.exists("/dev/dxg"):  # WSL 2
         return unknown("Windows has the driver, and shares it by /dev/dxg", "see that nvidia-smi works")
     if module is None:
-        seen = f"GPU {', '.join(gpus(host))}, but no" if gpus(host) else "no"
-        return no(f"{seen} /proc/driver/nvidia/version", "install NVIDIA's driver, or load it: modprobe nvidia")
+        remedy = "install NVIDIA's driver, or load it: modprobe nvidia"
+        if gpus(host):
+            return no(f"GPU {', '.join(gpus(host))}, but no /proc/driver/nvidia/version", remedy)
+        return no("no /proc/driver/nvidia/version", f"if the machine has an NVIDIA GPU, {remedy}")
     library = version_of_library(host, "libcuda.so.1")
     if not library:
         return unknown(f"module {module}; libcuda.so.1 was not found", "in a container: run it with --gpus all")
@@ -85,6 +87,8 @@ def gpu_supported(host: Host, place: Place) -> Answer:
     rows = [[field.strip() for field in line.split(",")] for line in (printed or "").splitlines()]
     rows = [row for row in rows if len(row) == 3]
     if not rows:
+        if not host.exists("/sys/bus/pci/devices"):
+            return unknown("neither nvidia-smi nor /sys/bus/pci/devices lists GPUs", "see that nvidia-smi works")
         if not gpus(host) and _driver_version(host) is None:
             return no("no NVIDIA GPU on the PCI bus", "batches are made on the CPU; nothing is wrong with that")
         return unknown("nvidia-smi does not list the GPUs", "see that nvidia-smi works")

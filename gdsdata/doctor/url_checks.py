@@ -109,6 +109,8 @@ def tls(host: Host, place: Place) -> Answer:
         )
     if found.get("proxied"):
         return unknown("a proxy is on the way, and the certificate is looked at behind it alone")
+    if "error" in (host.probe("dns", place.path) or {}):
+        return unknown("the server's address is not known")
     file = found.get("authorities")
     trusted = f"the authorities in {file}" if file else "the system's authorities"
     if refused := found.get("authorities_error"):
