@@ -164,20 +164,22 @@ class CufileBackend final : public Backend {
                    request.file->path(), request.offset, request.length});
       return going;
     }
-    if (request.file->buffered() < 0) {
-      fail(going, closed_error(request));
-      return going;
-    }
-    int fd = request.file->direct();
-    if (fd < 0) {
-      if (options_.strict || options_.direct == DirectMode::kAlways) {
-        fail(going, direct_refused_error(request));
+    while (going.file == nullptr) {  // again if the file has begun to rest meanwhile
+      if (request.file->buffered() < 0) {
+        fail(going, closed_error(request));
         return going;
       }
-      fd = request.file->buffered();
+      int fd = request.file->direct();
+      if (fd < 0) {
+        if (options_.strict || options_.direct == DirectMode::kAlways) {
+          fail(going, direct_refused_error(request));
+          return going;
+        }
+        fd = request.file->buffered();
+      }
+      const auto companion = request.file->companion(fd, [&] { return std::make_shared<CufileFile>(api_, fd); });
+      going.file = static_cast<CufileFile*>(companion.get());
     }
-    const auto companion = request.file->companion([&] { return std::make_shared<CufileFile>(api_, fd); });
-    going.file = static_cast<CufileFile*>(companion.get());
     if (going.file->status.code != 0) {
       Error error = cufile_error("register with cuFile", request.file->path(), going.file->status);
       error.code = ErrorCode::kUnavailable;

@@ -268,13 +268,16 @@ int File::wake() noexcept {
 
 int File::direct() {
   if (const int fd = direct_fd_.load(std::memory_order_acquire); fd != kNotOpened) return fd;
-  return buffered() < 0 ? -1 : open_direct();
+  while (buffered() >= 0) {
+    if (const int fd = open_direct(); fd != kResting) return fd;
+  }
+  return -1;
 }
 
 int File::open_direct() {
   std::lock_guard lock(descriptors_mutex_);
   if (const int fd = direct_fd_; fd != kNotOpened) return fd;
-  if (descriptors_ == nullptr) return -1;  // it has begun to rest again
+  if (descriptors_ == nullptr) return kResting;  // it has begun to rest again
   if (refusals().contains(file_system_)) return direct_fd_ = -1;
   direct_alignment_ = ask_direct_alignment(buffered_fd_);
   // Opened through /proc, so that this is the file that is open, whatever the path names now.
@@ -378,8 +381,11 @@ void File::will_need(uint64_t offset, uint64_t length) const {
   ::posix_fadvise(buffered(), static_cast<off_t>(offset), static_cast<off_t>(length), POSIX_FADV_WILLNEED);
 }
 
-std::shared_ptr<void> File::companion(const std::function<std::shared_ptr<void>()>& make) {
-  std::call_once(companion_once_, [&] { companion_ = make(); });
+std::shared_ptr<void> File::companion(int fd, const std::function<std::shared_ptr<void>()>& make) {
+  std::lock_guard lock(descriptors_mutex_);
+  if (companion_ != nullptr) return companion_;
+  if (fd < 0 || descriptors_ == nullptr) return nullptr;
+  if (fd == descriptors_->buffered.get() || fd == descriptors_->direct.get()) companion_ = make();
   return companion_;
 }
 

@@ -114,9 +114,10 @@ class alignas(64) File : public std::enable_shared_from_this<File> {
     return had_short_read_.load(std::memory_order_relaxed) || had_short_read_.exchange(true, std::memory_order_relaxed);
   }
 
-  // An object that a library made from this file's descriptors, created by `make` at the first
-  // call. It is destroyed before they close, when the file has no users left.
-  std::shared_ptr<void> companion(const std::function<std::shared_ptr<void>()>& make);
+  // An object that a library made from `fd`, a descriptor of this file, created by `make` at the
+  // first call. It is destroyed before the descriptors close: a file that has one does not rest.
+  // Null if the file has begun to rest, and `fd` closes. Then ask with another descriptor.
+  std::shared_ptr<void> companion(int fd, const std::function<std::shared_ptr<void>()>& make);
 
   // The whole file, mapped into memory at the first call. Null if it cannot be mapped.
   Mapping* mapping() {
@@ -137,7 +138,7 @@ class alignas(64) File : public std::enable_shared_from_this<File> {
   bool caches(uint64_t offset, uint64_t length) const;
   FileIdentity current_identity() const;
   int wake() noexcept;
-  int open_direct();
+  int open_direct();  // kResting if the file has begun to rest
   Mapping* make_mapping();
   struct Pages {
     uint64_t resident = 0;
@@ -160,17 +161,16 @@ class alignas(64) File : public std::enable_shared_from_this<File> {
 
   std::string path_, opened_as_;  // the name in messages, and the current one
   int flags_ = 0;
-  mutable std::mutex descriptors_mutex_;  // guards the next two
-  std::unique_ptr<Descriptors> descriptors_;  // null: the file rests
+  mutable std::mutex descriptors_mutex_;  // guards the next three
   Error why_not_direct_;
+  std::unique_ptr<Descriptors> descriptors_;  // null: the file rests
+  std::shared_ptr<void> companion_;           // behind the descriptors, which outlive it
   uint64_t direct_alignment_ = 4096;
   uint64_t file_system_ = 0;  // st_dev
   uint64_t inode_ = 0;
   int64_t mtime_ns_ = 0;  // at the time of opening
   std::once_flag mapping_once_;
   std::unique_ptr<Mapping> mapping_;
-  std::once_flag companion_once_;
-  std::shared_ptr<void> companion_;
 };
 
 // Returns true if this errno of an open or a request means that the file system refuses O_DIRECT.

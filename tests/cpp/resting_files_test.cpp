@@ -3,9 +3,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <filesystem>
 #include <functional>
 #include <future>
+#include <memory>
+#include <thread>
 
 #include "base/file_table.h"
 #include "testing.h"
@@ -252,6 +255,49 @@ TEST_F(RestingFiles, AreOnlyThoseWhoseMappingIsInThePageCache) {
   ASSERT_NE(file->mapping(), nullptr);
   EXPECT_NE(file->rest(), nullptr);
   EXPECT_TRUE(file->rests());
+}
+
+// The handle that a library made of a descriptor must not outlive it. A table may evict a file in
+// the moment in which another thread begins to use it.
+TEST_F(RestingFiles, KeepTheirDescriptorsWhileACompanionIsMadeOfThem) {
+  const auto file = File::open_for_reading(paths_[0]);
+  ASSERT_NE(file->mapping(), nullptr);
+  std::shared_ptr<void> closing;
+  const auto make = [&] {
+    std::thread([&] { closing = file->rest(); }).join();
+    return std::make_shared<int>(1);
+  };
+  const auto companion = file->companion(file->buffered(), make);
+  ASSERT_NE(companion, nullptr);
+  EXPECT_EQ(closing, nullptr) << "its descriptors close, and the companion stays";
+  EXPECT_FALSE(file->rests());
+}
+
+TEST_F(RestingFiles, HaveNoCompanionOfADescriptorThatCloses) {
+  const auto file = File::open_for_reading(paths_[0]);
+  ASSERT_NE(file->mapping(), nullptr);
+  const int fd = file->buffered();
+  const auto make = [] { return std::make_shared<int>(1); };
+  const auto closing = file->rest();
+  ASSERT_NE(closing, nullptr);
+  EXPECT_EQ(file->companion(fd, make), nullptr) << "it rests";
+  ASSERT_NE(file->buffered(), fd);
+  EXPECT_EQ(file->companion(fd, make), nullptr) << "it is open again, by another descriptor";
+  EXPECT_NE(file->companion(file->buffered(), make), nullptr);
+}
+
+TEST_F(RestingFiles, AreOpenedWithODirectEvenIfTheyBeginToRestAgain) {
+  const auto file = File::open_for_reading(paths_[0]);
+  ASSERT_NE(file->mapping(), nullptr);
+  if (file->direct() < 0) GTEST_SKIP() << file->why_not_direct().message;
+  std::atomic<int> rests{0};
+  std::thread evicting([&] {
+    while (rests < 3'000) rests += file->rest() != nullptr ? 1 : 0;
+  });
+  size_t refused = 0;
+  while (rests < 3'000) refused += file->direct() < 0 ? 1 : 0;
+  evicting.join();
+  EXPECT_EQ(refused, 0u);
 }
 
 TEST_F(RestingFiles, OfATableWithoutIdentitiesAreNotKept) {
