@@ -325,7 +325,8 @@ struct Claimed {
 
 bool CacheFolder::evict_oldest() {
   std::lock_guard lock(evicting_);
-  if (!has_unused_.exchange(false) && std::chrono::steady_clock::now() < nothing_before_) return false;
+  if (has_unused_.exchange(false)) nothing_before_ = {};
+  if (std::chrono::steady_clock::now() < nothing_before_) return false;
   if (claim(kEvictingByte) != Lock::kTaken) return false;
   const Claimed claimed{*this};
   for (bool has_looked = false; true;) {

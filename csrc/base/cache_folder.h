@@ -109,7 +109,7 @@ class CacheFolder {
   std::mutex evicting_;                 // guards the next two
   std::vector<Candidate> candidates_;   // the one used longest ago is the last
   std::chrono::steady_clock::time_point nothing_before_{};  // there was nothing to evict
-  std::atomic<bool> has_unused_{true};                      // since then
+  std::atomic<bool> has_unused_{false};                     // since then; not noted there yet
 };
 
 }  // namespace gdsdata

@@ -612,6 +612,22 @@ TEST_F(BlockCacheTest, WhatIsInUseIsNeverEvicted) {
   EXPECT_EQ(check_held(*first, content) + check_held(*second, content), 8U);
 }
 
+// For a moment after a look in vain there is no other one, unless objects are no longer used.
+TEST_F(BlockCacheTest, AsManyObjectsAreEvictedAsNeededOnceTheyAreNoLongerUsed) {
+  const Bytes small = random_bytes(kBlock, 21), large = random_bytes(4 * kBlock, 22);
+  const auto cache = open(8 * (kBlock + kOverhead) + kOverhead);
+  std::vector<std::shared_ptr<CachedObject>> used;
+  for (int i = 0; i < 8; ++i) {
+    used.push_back(object(*cache, std::to_string(i), small));
+    ASSERT_EQ(keep_all(*used.back(), small), 1U);
+  }
+  const auto wanted = object(*cache, "large", large);
+  ASSERT_NE(wanted, nullptr);
+  ASSERT_EQ(wanted->claim(0), Claim::kNoRoom);
+  used.clear();
+  EXPECT_EQ(keep_all(*wanted, large), 4U);
+}
+
 TEST_F(BlockCacheTest, ASmallerBoundEvictsAtOnce) {
   const Bytes content = random_bytes(4 * kBlock, 19);
   const auto cache = open();
