@@ -55,10 +55,12 @@ void note_replaced(Current& current) {
 }  // namespace
 
 void HttpRoom::begin_waiting() {
+  if (std::exchange(is_beginning_, true)) return;  // a request that began has left: the loop below goes on
   for (size_t refused = 0; waiting_ > 0 && refused < windows_.size();) {
     last_ = (last_ + 1) % windows_.size();
     refused = windows_[last_]->begin_one_waiting() ? 0 : refused + 1;
   }
+  is_beginning_ = false;
 }
 
 HttpWindow::HttpWindow(HttpRoom& room, size_t most) : room_(room), most_(most), limit_(most) {

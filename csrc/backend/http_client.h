@@ -56,6 +56,7 @@ class HttpRoom {
   size_t waiting_ = 0;
   std::vector<HttpWindow*> windows_;  // they take turns
   size_t last_ = 0;                   // whose turn was last
+  bool is_beginning_ = false;         // `begin_waiting` is on the stack
 };
 
 // The requests to one host from one reactor: additive increase, multiplicative decrease. A request
@@ -64,7 +65,7 @@ class HttpRoom {
 class HttpWindow {
  public:
   HttpWindow(HttpRoom& room, size_t most);
-  // Calls `start` at once, or when another request has left.
+  // Calls `start` at once, or when another request has left. It must not throw.
   void enter(HttpReactor::Task start);
   // Returns false if there is no room now.
   bool try_enter();

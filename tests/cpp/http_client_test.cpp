@@ -78,6 +78,25 @@ TEST(HttpWindow, ARequestThatBeginsAndEndsAnotherKeepsTheCount) {
   EXPECT_EQ(window.in_flight(), 0U);
 }
 
+// As when a loader is closed: all of its ranges that wait are canceled.
+TEST(HttpWindow, AnyNumberOfRequestsMayEndWhenTheyBegin) {
+  constexpr int kRequests = 300'000;
+  HttpRoom room(1);
+  HttpWindow window(room, 1);
+  int begun = 0;
+  window.enter([] {});
+  for (int i = 0; i < kRequests; ++i) {
+    window.enter([&] {
+      ++begun;
+      window.leave(false);
+    });
+  }
+  window.leave(false);
+  EXPECT_EQ(begun, kRequests);
+  EXPECT_EQ(window.in_flight(), 0U);
+  EXPECT_EQ(room.in_flight(), 0U);
+}
+
 TEST(HttpWindow, HostsShareTheRoomInTurns) {
   HttpRoom room(4);
   HttpWindow one(room, 4), other(room, 4);
