@@ -1,6 +1,7 @@
 #include "backend/http_client.h"
 
 #include <algorithm>
+#include <exception>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -42,9 +43,14 @@ struct Current {
 };
 
 // A client may be released last by one of its own threads, which cannot wait for itself.
-std::shared_ptr<HttpClient> make_client(const HttpOptions& options) {
-  return {new HttpClient(options), [](HttpClient* last) { std::thread([last] { delete last; }).detach(); }};
+void end_client(HttpClient* last) noexcept {
+  try {
+    std::thread([last] { delete last; }).detach();
+  } catch (const std::exception&) {  // no thread is available: its own ones stay idle
+  }
 }
+
+std::shared_ptr<HttpClient> make_client(const HttpOptions& options) { return {new HttpClient(options), end_client}; }
 
 void note_replaced(Current& current) {
   std::erase_if(current.replaced, [](const auto& client) { return client.expired(); });

@@ -3,13 +3,17 @@
 #include "backend/http_client.h"
 
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <fstream>
 #include <future>
 #include <set>
 #include <string>
+#include <system_error>
+#include <thread>
 
 #include "backend/http_exchange.h"
 #include "range_server.h"
@@ -169,6 +173,33 @@ TEST(HttpClient, ItsReactorsShareAllConnections) {
     for (size_t i = 0; i < std::min<size_t>(4, connections); ++i) sum += client.next_shard().most;
     EXPECT_EQ(sum, connections);
   }
+}
+
+// A thread ends a replaced client, because its own cannot wait for themselves.
+TEST(HttpClient, IsReplacedEvenIfNoThreadIsLeft) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers need more memory than the limit allows";
+#endif
+  if (CurlApi::get() == nullptr) GTEST_SKIP() << CurlApi::refusal();
+  ::testing::FLAGS_gtest_death_test_style = "threadsafe";
+  EXPECT_EXIT(
+      {
+        http_client();
+        uint64_t pages = 0;
+        std::ifstream("/proc/self/statm") >> pages;
+        rlimit limit{};
+        limit.rlim_cur = limit.rlim_max = pages * static_cast<uint64_t>(::getpagesize()) + (1 << 20);
+        ::setrlimit(RLIMIT_AS, &limit);
+        bool has_thread = true;
+        try {
+          std::thread([] {}).join();
+        } catch (const std::system_error&) {
+          has_thread = false;
+        }
+        configure_http_client({});
+        ::_exit(has_thread ? 1 : 0);
+      },
+      ::testing::ExitedWithCode(0), "");
 }
 
 TEST(HttpClient, AForkedChildHasItsParentsOptions) {
