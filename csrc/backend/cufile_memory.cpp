@@ -30,9 +30,14 @@ Registry& registry() {
 
 class User {
  public:
-  explicit User(std::byte* memory) : memory_(memory), process_(process_id()) {}
+  User() : process_(process_id()) {}
+  // Counts as one of the memory's users from now on. The caller has the lock.
+  void use(std::map<std::byte*, Registered>::iterator entry) {
+    memory_ = entry->first;
+    ++entry->second.users;
+  }
   ~User() {
-    if (process_ != process_id()) return;  // a forked child has nothing registered
+    if (memory_ == nullptr || process_ != process_id()) return;  // a forked child has nothing registered
     std::lock_guard lock(registry().mutex);
     const auto entry = registry().memory.find(memory_);
     if (--entry->second.users != 0) return;
@@ -44,7 +49,7 @@ class User {
   User& operator=(const User&) = delete;
 
  private:
-  std::byte* const memory_;
+  std::byte* memory_ = nullptr;
   const int64_t process_;
 };
 
@@ -57,24 +62,27 @@ std::shared_ptr<void> register_cufile_memory(std::span<std::byte> memory) {
   } catch (const Failure&) {
     return nullptr;
   }
+  auto user = std::make_shared<User>();  // nothing may fail once the memory is registered
   std::lock_guard lock(registry().mutex);
   const auto known = registry().memory.find(memory.data());
   if (known != registry().memory.end()) {
     if (known->second.bytes < memory.size()) return nullptr;
-    ++known->second.users;
-    return std::make_shared<User>(memory.data());
+    user->use(known);
+    return user;
   }
   const uint64_t most_bytes = uint64_t{api->properties.max_device_pinned_kib} * 1024;
   if (memory.empty() || registry().bytes + memory.size() > most_bytes) return nullptr;
+  const auto entry = registry().memory.emplace(memory.data(), Registered{memory.size()}).first;
   const CufileApi::Status status = api->memory_register(memory.data(), memory.size(), 0);
   if (status.code != 0) {
+    registry().memory.erase(entry);
     note_fallback("cuFile could not register memory of the GPU and goes by way of buffers of its own: " +
                   CufileApi::describe(status));
     return nullptr;
   }
-  registry().memory[memory.data()] = {memory.size(), 1};
   registry().bytes += memory.size();
-  return std::make_shared<User>(memory.data());
+  user->use(entry);
+  return user;
 }
 
 CufilePlace find_cufile_place(std::byte* memory, uint64_t bytes) {

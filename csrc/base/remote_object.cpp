@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <new>
+#include <thread>
 #include <utility>
 
 #include "base/per_process.h"
@@ -32,6 +34,19 @@ std::string percent_decoded(std::string_view text) {
     }
   }
   return decoded;
+}
+
+// If there is no memory, tries again, because nobody else answers.
+void answer_one(const RemoteObject::Use& use, const std::shared_ptr<const ObjectAccess>& access,
+                const std::optional<Error>& error) {
+  constexpr std::chrono::milliseconds kPause{1};
+  while (true) {
+    try {
+      return use(access, error);
+    } catch (const std::bad_alloc&) {
+      std::this_thread::sleep_for(kPause);
+    }
+  }
 }
 
 }  // namespace
@@ -132,7 +147,7 @@ void RemoteObject::answer(const std::shared_ptr<const ObjectAccess>& access, con
     std::lock_guard lock(mutex_);
     waiting.swap(waiting_);
   }
-  for (Use& use : waiting) use(access, error);
+  for (const Use& use : waiting) answer_one(use, access, error);
 }
 
 std::string RemoteObject::etag() const {

@@ -55,7 +55,7 @@ class RemoteObject : public std::enable_shared_from_this<RemoteObject> {
 
   // Returns an access that is still valid for some time. If there is none, returns null and
   // requests one. `use` is then called with it, or with the reason why there is none, on another
-  // thread and perhaps at once. It must not block.
+  // thread and perhaps at once. It must not block. If it throws std::bad_alloc, it is called again.
   using Use = std::function<void(std::shared_ptr<const ObjectAccess>, std::optional<Error>)>;
   std::shared_ptr<const ObjectAccess> access_or_request(Use use);
   // Forgets the access, because the server refused it. Does nothing if there is a newer one.

@@ -9,9 +9,11 @@
 #include <optional>
 #include <thread>
 
+#include "backend/cufile_memory.h"
 #include "backend/range_read.h"
 #include "backend/select.h"
 #include "base/heads.h"
+#include "base/remote_object.h"
 #include "engine/pending.h"
 #include "engine/prefetcher.h"
 #include "engine/whole.h"
@@ -472,6 +474,56 @@ TEST(NoMemoryOfAReactor, EndsTheRangeAndTheNextOneIsRight) {
   }
   EXPECT_GT(errors, 5u) << "too few allocations of the reactor failed";  // libc++ makes fewer of them
   client->stop();
+}
+
+// One who waits for an access and gets no answer would wait forever.
+TEST(NoMemoryOfARemoteObject, AnswersAllWhoWaitForAnAccess) {
+  constexpr size_t kWaiting = 4;
+  size_t failures = 0;
+  for (int first = 0; first < 30; ++first) {
+    const auto object = std::make_shared<RemoteObject>("s3://bucket/key", 1000, 1);
+    std::vector<std::unique_ptr<int>> answers;
+    for (size_t i = 0; i < kWaiting; ++i) {
+      object->access_or_ask([&](auto, auto) { answers.push_back(std::make_unique<int>(1)); });
+    }
+    access_desk().take(1, std::chrono::milliseconds(0));
+    ObjectAccess access{"http://host/key", {}, std::chrono::steady_clock::now() + std::chrono::hours(1)};
+    try {
+      const FailingAllocations failing(first, 1, /*in_others=*/false);
+      object->grant(std::move(access));
+    } catch (const std::bad_alloc&) {
+      ++failures;
+      object->refuse({ErrorCode::kIo, "no memory"});
+    }
+    EXPECT_EQ(answers.size(), kWaiting) << first;
+  }
+  EXPECT_GT(failures, 0u);
+}
+
+TEST(NoMemoryOfCufile, LeavesNoMemoryRegistered) {
+  SKIP_WITH_REAL_CUDA();
+  const auto device = test_device();
+  ASSERT_TRUE(cufile_refusal(*device).empty());
+  device->bind_thread();
+  const auto buffer = device->allocate(1 << 20);
+  const auto registered = [] { return FAKE(cufile, fake_cufile_counts)().buffers; };
+  for (const bool is_shared : {false, true}) {
+    size_t failures = 0;
+    for (int first = 0; first < 2; ++first) {  // later ones are the library's own
+      auto other = is_shared ? register_cufile_memory({buffer->data(), 1 << 20}) : nullptr;
+      std::shared_ptr<void> user;
+      try {
+        const FailingAllocations failing(first, 1, /*in_others=*/false);
+        user = register_cufile_memory({buffer->data(), 1 << 20});
+      } catch (const std::bad_alloc&) {
+        ++failures;
+      }
+      user.reset();
+      other.reset();
+      EXPECT_EQ(registered(), 0u) << first;
+    }
+    EXPECT_GT(failures, 0u);
+  }
 }
 
 // If a backend throws, the groups of its worker fail, and the worker continues with the next ones.
