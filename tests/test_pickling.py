@@ -177,6 +177,13 @@ def test_storages_in_two_dtypes_are_refused():
         pickle_with_storages([numbers, numbers.view(torch.float32)])
 
 
+def test_a_storage_without_an_address_has_one_key():
+    storage = torch.empty(4, device="meta").untyped_storage()
+    found, by_python = pickle_with_storages([storage, storage]), pickle_by_python([storage, storage])
+    assert found.pickle == by_python.pickle
+    assert len(found.storages) == len(by_python.storages) == 1
+
+
 def test_a_nest_too_deep_for_the_stack_is_an_error_and_no_crash():
     state: list = []
     for _ in range(100_000):

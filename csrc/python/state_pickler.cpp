@@ -227,7 +227,7 @@ class Pickling {
 
   // Throws Unusual if storages that share memory are counted in different dtypes.
   py::object key_of(const StorageReference& reference) {
-    if (reference.bytes > 0) {
+    if (reference.bytes > 0 && reference.address != 0) {  // storages on the meta device have no address
       NumberByAddress& at = storages_at_[reference.device];
       const auto known = at.find(reference.address);
       if (known && storages_[*known].dtype != reference.dtype) throw Unusual();
