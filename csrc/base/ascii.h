@@ -17,6 +17,11 @@ inline bool equal_but_for_case(std::string_view text, std::string_view lower_cas
                     [](char a, char b) { return lower(a) == b; });
 }
 
+// Without capitals.
+inline bool is_hex(std::string_view text) {
+  return text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
+}
+
 // Nothing if the text is no decimal number, or one of more than 64 bits.
 inline std::optional<uint64_t> decimal_of(std::string_view text) {
   uint64_t value = 0;

@@ -13,6 +13,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/ascii.h"
 #include "base/durable.h"
 #include "base/error.h"
 #include "base/file_range.h"
@@ -35,8 +36,6 @@ constexpr uint64_t kMostOverheadPart = 16;
 constexpr size_t kMostAboutBytes = 16 << 10;
 constexpr uint64_t kBytesOfBlockCount = 512;  // of st_blocks
 
-bool is_hex(std::string_view text) { return text.find_first_not_of("0123456789abcdef") == std::string_view::npos; }
-
 std::string file_name(const std::string& name, std::string_view suffix) { return name + std::string(suffix); }
 
 // Returns the object to which a file of a subfolder belongs, or an empty name.
@@ -48,12 +47,6 @@ std::string object_of(std::string_view subfolder, std::string_view file) {
     }
   }
   return {};
-}
-
-bool is_named(int folder, const std::string& name, const struct stat& file) {
-  struct stat named{};
-  return ::fstatat(folder, name.c_str(), &named, AT_SYMLINK_NOFOLLOW) == 0 && named.st_dev == file.st_dev &&
-         named.st_ino == file.st_ino;
 }
 
 int set_file_size(int fd, uint64_t bytes) {

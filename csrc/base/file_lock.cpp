@@ -39,4 +39,10 @@ bool is_locked(int fd, uint64_t byte) {
   return ::fcntl(fd, F_OFD_GETLK, &range) == 0 && range.l_type != F_UNLCK;
 }
 
+bool is_named(int folder, const std::string& name, const struct stat& file) {
+  struct stat named{};
+  return ::fstatat(folder, name.c_str(), &named, AT_SYMLINK_NOFOLLOW) == 0 && named.st_dev == file.st_dev &&
+         named.st_ino == file.st_ino;
+}
+
 }  // namespace gdsdata

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <fcntl.h>
+#include <sys/stat.h>
 
 #include <cstdint>
+#include <string>
 
 namespace gdsdata {
 
@@ -27,5 +29,9 @@ Lock wait_for_shared(int fd, uint64_t byte);
 
 // Returns true if another description has a lock on the byte.
 bool is_locked(int fd, uint64_t byte);
+
+// Returns true if `name` in a folder, or AT_FDCWD, is still that of the file that was opened by it.
+// Ask once the lock is taken: its holder before may have removed or renamed the file.
+bool is_named(int folder, const std::string& name, const struct stat& file);
 
 }  // namespace gdsdata

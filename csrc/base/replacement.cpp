@@ -18,8 +18,10 @@
 #include <utility>
 #include <vector>
 
+#include "base/ascii.h"
 #include "base/crc32.h"
 #include "base/durable.h"
+#include "base/file_lock.h"
 #include "tuning.h"
 
 namespace gdsdata {
@@ -42,8 +44,6 @@ std::string hex(uint64_t value, size_t digits) {
   std::snprintf(text.data(), text.size(), "%0*llx", static_cast<int>(digits), static_cast<unsigned long long>(value));
   return {text.data(), digits};
 }
-
-bool is_hex(std::string_view text) { return text.find_first_not_of("0123456789abcdef") == std::string_view::npos; }
 
 bool is_decimal(std::string_view text) {
   return !text.empty() && text.find_first_not_of("0123456789") == std::string_view::npos;
@@ -120,28 +120,8 @@ class TemporaryNames {
   std::string begin_;
 };
 
-enum class Lock { kTaken, kHeld, kUnsupported };
-
-// Locks one byte far beyond the end, because some file systems make locks mandatory. The lock
-// belongs to the open file description: closing another descriptor of the file does not release it,
-// and other threads of this process respect it.
-Lock set_lock(int fd, short type) {
-  struct flock range{};
-  range.l_type = type;
-  range.l_whence = SEEK_SET;
-  range.l_start = off_t{1} << 62;
-  range.l_len = 1;
-  while (::fcntl(fd, F_OFD_SETLK, &range) != 0) {
-    if (errno == EAGAIN || errno == EACCES) return Lock::kHeld;
-    if (errno != EINTR) return Lock::kUnsupported;
-  }
-  return Lock::kTaken;
-}
-
-bool is_named(const std::string& path, const struct stat& file) {
-  struct stat named{};
-  return ::lstat(path.c_str(), &named) == 0 && named.st_dev == file.st_dev && named.st_ino == file.st_ino;
-}
+// The lock of a temporary file's maker.
+Lock lock_made(int fd) { return lock_description(fd, F_WRLCK, kFirstLockByte); }
 
 // Returns the names in a folder that end as temporary names do.
 std::vector<std::string> temporaries_in(const std::string& folder) {
@@ -173,13 +153,13 @@ void remove_if_abandoned(const std::string& path, TemporaryNames::Kind kind, int
   Descriptor file(::open(path.c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
   struct stat status{};
   if (file.get() < 0 || ::fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode)) return;
-  const Lock lock = kind == TemporaryNames::Kind::kWithoutLock ? Lock::kUnsupported : set_lock(file.get(), F_WRLCK);
+  const Lock lock = kind == TemporaryNames::Kind::kWithoutLock ? Lock::kUnsupported : lock_made(file.get());
   if (lock == Lock::kHeld) return;  // its maker is alive
   int64_t limit_s = kUnchangedWithoutLockS;
   if (lock == Lock::kTaken) limit_s = kind == TemporaryNames::Kind::kOfThisKernel ? 0 : kUnchangedOfOtherKernelS;
   if (now_s - status.st_mtim.tv_sec < limit_s) return;
   // Its maker may have committed it before the lock was taken; then the name is gone.
-  if (is_named(path, status) && ::unlink(path.c_str()) == 0) free_in_background(std::move(file));
+  if (is_named(AT_FDCWD, path, status) && ::unlink(path.c_str()) == 0) free_in_background(std::move(file));
 }
 
 // `own` is the file just created, at `now_s` of the file system's clock: hosts' clocks differ.
@@ -272,7 +252,7 @@ NewFile create_temporary(const Place& place, const TemporaryNames& names, mode_t
     file.descriptor = Descriptor(open_descriptor([&] { return ::open(file.path.c_str(), flags, mode); }));
     if (file.descriptor.get() < 0 && errno != EEXIST) return file;
     if (file.descriptor.get() < 0) continue;
-    const Lock lock = of_kernel == kNoKernel ? Lock::kTaken : set_lock(file.descriptor.get(), F_WRLCK);
+    const Lock lock = of_kernel == kNoKernel ? Lock::kTaken : lock_made(file.descriptor.get());
     if (lock == Lock::kTaken && ::lstat(file.path.c_str(), &file.status) == 0) return file;
     ::unlink(file.path.c_str());
     if (lock == Lock::kUnsupported) of_kernel = kNoKernel;
@@ -338,7 +318,7 @@ void Replacement::commit() {
     throw Failure(std::move(error));
   }
   committed_ = true;
-  set_lock(file_->buffered(), F_UNLCK);  // a forked child may keep the descriptor open
+  lock_description(file_->buffered(), F_UNLCK, kFirstLockByte);  // a forked child may keep the descriptor open
 }
 
 }  // namespace gdsdata
