@@ -106,20 +106,11 @@ class CufileBackend final : public Backend {
   }
 
   size_t submit(std::span<const Request> requests) override {
+    std::list<Going> taking(std::min(requests.size(), depth_ - std::min(depth_, going_.size())));
     size_t taken = 0;
-    while (taken < requests.size() && going_.size() < depth_) {
-      Going& going = begin(requests[taken++]);
-      if (going.completion.error) {
-        finish(going);
-      } else if (options_.cufile_batch && going.file->by_dma) {
-        cut(going);
-      } else {
-        // A copy through host memory in a batch may wait forever if cuFile's pool of buffers is
-        // empty. So batches are only for files that are known to use DMA.
-        Part part{&going, going.request.offset, going.request.length};
-        transfer(part);
-        break;  // that took long, so reap first
-      }
+    while (!taking.empty()) {  // nothing is thrown from here on: what is taken ends in a completion
+      going_.splice(going_.end(), taking, taking.begin());
+      if (begin(going_.back(), requests[taken++])) break;  // that took long, so reap first
     }
     fill_batches();
     return taken;
@@ -132,7 +123,7 @@ class CufileBackend final : public Backend {
       fill_batches();
       size_t given = 0;
       while (given < completions.size() && !completed_.empty()) {
-        completions[given++] = std::move(completed_.front());
+        completions[given++] = std::move(completed_.front().completion);
         completed_.pop_front();
       }
       if (given > 0 || min == 0 || going_.empty()) return given;
@@ -153,41 +144,54 @@ class CufileBackend final : public Backend {
     return CufileApi::get();
   }
 
-  Going& begin(const Request& request) {
-    Going& going = going_.emplace_back();
+  // Takes a step of a request, which fails with what the step throws.
+  template <typename Step>
+  static void guard(Going& going, Step step) noexcept {
+    try {
+      step();
+    } catch (...) {
+      fail(going, current_error());
+    }
+  }
+
+  // Returns true if it has transferred the bytes by blocking calls. A copy through host memory in a
+  // batch may wait forever if cuFile's pool of buffers is empty. So batches are only for files that
+  // are known to use DMA.
+  bool begin(Going& going, const Request& request) noexcept {
+    going.parts = 1;  // so that it does not end meanwhile
+    guard(going, [&] { prepare(going, request); });
+    const bool is_prepared = !going.completion.error;
+    const bool is_batched = is_prepared && options_.cufile_batch && going.file->by_dma;
+    if (is_batched) guard(going, [&] { cut(going); });
+    if (is_prepared && !is_batched) transfer({&going, request.offset, request.length});
+    end(going);
+    return is_prepared && !is_batched;
+  }
+
+  void prepare(Going& going, const Request& request) {
     going.request = request;
     going.completion.tag = request.tag;
     const bool one_piece = request.pieces.size() == 1 && request.pieces.front().offset == request.offset &&
                            request.pieces.front().length == request.length;
     if (!one_piece || request.conversion != Conversion::kNone) {
-      fail(going, {ErrorCode::kInvalidArgument, "cuFile moves one unconverted piece a request, and all of it",
-                   request.file->path(), request.offset, request.length});
-      return going;
+      return fail(going, {ErrorCode::kInvalidArgument, "cuFile moves one unconverted piece a request, and all of it",
+                          request.file->path(), request.offset, request.length});
     }
     while (going.file == nullptr) {  // again if the file has begun to rest meanwhile
-      if (request.file->buffered() < 0) {
-        fail(going, closed_error(request));
-        return going;
-      }
+      if (request.file->buffered() < 0) return fail(going, closed_error(request));
       int fd = request.file->direct();
-      if (fd < 0) {
-        if (options_.strict || options_.direct == DirectMode::kAlways) {
-          fail(going, direct_refused_error(request));
-          return going;
-        }
-        fd = request.file->buffered();
-      }
+      const bool must_be_direct = options_.strict || options_.direct == DirectMode::kAlways;
+      if (fd < 0 && must_be_direct) return fail(going, direct_refused_error(request));
+      if (fd < 0) fd = request.file->buffered();
       const auto companion = request.file->companion(fd, [&] { return std::make_shared<CufileFile>(api_, fd); });
       going.file = static_cast<CufileFile*>(companion.get());
     }
     if (going.file->status.code != 0) {
       Error error = cufile_error("register with cuFile", request.file->path(), going.file->status);
       error.code = ErrorCode::kUnavailable;
-      fail(going, std::move(error));
-      return going;
+      return fail(going, std::move(error));
     }
     going.before = CufileRoutes::now(api_);
-    return going;
   }
 
   void cut(Going& going) {
@@ -199,7 +203,7 @@ class CufileBackend final : public Backend {
   }
 
   // Transfers all of a part by blocking calls.
-  void transfer(Part part) {
+  void transfer(Part part) noexcept {
     Going& going = *part.going;
     ++going.parts;
     while (!going.completion.error && part.length > 0) {
@@ -217,7 +221,11 @@ class CufileBackend final : public Backend {
   }
 
   // Handles the result of a call or an entry: bytes, or a negative errno or cuFile code.
-  void advance(Part& part, int64_t result) {
+  void advance(Part& part, int64_t result) noexcept {
+    guard(*part.going, [&] { take_result(part, result); });
+  }
+
+  void take_result(Part& part, int64_t result) {
     Going& going = *part.going;
     const Request& request = going.request;
     const bool write = request.direction == Direction::kWrite;
@@ -245,7 +253,7 @@ class CufileBackend final : public Backend {
     }
   }
 
-  void fill_batches() {
+  void fill_batches() noexcept {
     for (Batch& batch : batches_) {
       if (batch.in_flight > 0) continue;
       entries_.clear();
@@ -295,8 +303,10 @@ class CufileBackend final : public Backend {
     }
     // cuFile does not say which entries it took, but none is in flight after the batch is
     // destroyed. Blocking calls then find the error, if there is one.
-    note_fallback("cuFile refused a batch and is called for each part of it instead: " + CufileApi::describe(status));
     give_up(batch);
+    guard(*batch.parts.front().going, [&] {
+      note_fallback("cuFile refused a batch and is called for each part of it instead: " + CufileApi::describe(status));
+    });
     for (unsigned i = 0; i < count; ++i) {
       Part part = std::exchange(batch.parts[i], {});
       --part.going->parts;
@@ -324,11 +334,9 @@ class CufileBackend final : public Backend {
       Part part = std::exchange(slot, {});
       --batch.in_flight;
       advance(part, result_of(event));
-      if (part.length > 0 && !part.going->completion.error) {
-        waiting_.push_front(part);
-      } else {
-        end(*part.going);
-      }
+      const bool goes_on = part.length > 0 && !part.going->completion.error;
+      if (goes_on) guard(*part.going, [&] { waiting_.push_front(part); });
+      if (!goes_on || part.going->completion.error) end(*part.going);
     }
   }
 
@@ -347,9 +355,10 @@ class CufileBackend final : public Backend {
     for (Part& slot : batch.parts) {
       if (!slot.in_flight) continue;
       const Part part = std::exchange(slot, {});
-      const Request& request = part.going->request;
-      fail(*part.going, cufile_error("learn from cuFile what became of a transfer of", request.file->path(), status,
-                                     part.offset, part.length));
+      guard(*part.going, [&] {
+        fail(*part.going, cufile_error("learn from cuFile what became of a transfer of",
+                                       part.going->request.file->path(), status, part.offset, part.length));
+      });
       end(*part.going);
     }
   }
@@ -369,15 +378,16 @@ class CufileBackend final : public Backend {
     return find_cufile_place(piece.memory + (part.offset - piece.offset), part.length);
   }
 
-  static void fail(Going& going, Error error) {
+  static void fail(Going& going, Error error) noexcept {
     if (!going.completion.error) going.completion.error = std::move(error);
   }
 
   // Call it when a part has completed.
-  void end(Going& going) {
+  void end(Going& going) noexcept {
     if (--going.parts > 0) return;
-    if (!going.completion.error) count(going);
-    finish(going);
+    if (!going.completion.error) guard(going, [&] { count(going); });
+    const auto is_it = [&](const Going& other) { return &other == &going; };
+    completed_.splice(completed_.end(), going_, std::find_if(going_.begin(), going_.end(), is_it));
   }
 
   void count(Going& going) {
@@ -399,21 +409,15 @@ class CufileBackend final : public Backend {
     note_fallback(text);
   }
 
-  void finish(Going& going) {
-    completed_.push_back(std::move(going.completion));
-    going_.remove_if([&](const Going& other) { return &other == &going; });
-  }
-
   BackendOptions options_;
   const CufileApi& api_;
   size_t depth_ = 1;
   uint64_t entry_bytes_ = 0;
-  std::list<Going> going_;
+  std::list<Going> going_, completed_;
   std::deque<Part> waiting_;  // for an entry in a batch
   std::vector<Batch> batches_;
   std::vector<CufileApi::Entry> entries_;
   std::vector<CufileApi::Event> events_;
-  std::deque<Completion> completed_;
   std::vector<std::shared_ptr<void>> memory_;  // registered
 };
 

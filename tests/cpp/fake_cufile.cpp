@@ -198,6 +198,15 @@ Api::Status answer(int code) { return {code, code == Api::kCudaDriverError ? 201
 
 }  // namespace
 
+// Tests have allocations of the engine fail, and cuFile has memory of its own.
+[[gnu::noinline]] void* operator new(size_t bytes) {
+  void* memory = std::malloc(bytes == 0 ? 1 : bytes);
+  if (memory == nullptr) std::abort();
+  return memory;
+}
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+
 extern "C" {
 
 Api::Status cuFileDriverOpen() {

@@ -526,6 +526,57 @@ TEST(NoMemoryOfCufile, LeavesNoMemoryRegistered) {
   }
 }
 
+// A request that was taken uses the memory of its caller until it is reaped.
+TEST(NoMemoryOfCufile, EndsEachRequestThatWasTakenOnce) {
+  SKIP_WITH_REAL_CUDA();
+  constexpr uint64_t kBytes = 200'000;
+  constexpr size_t kRequests = 4;
+  const auto device = test_device();
+  ASSERT_TRUE(cufile_refusal(*device).empty());
+  const TemporaryFolder folder;
+  const std::string path = folder.write("a", random_bytes(kBytes, 1));
+  const auto buffer = device->allocate(kRequests * kBytes);
+  for (const bool is_batch : {false, true}) {
+    size_t failures = 0;
+    for (int first = 0; first < 60; ++first) {
+      FAKE(cufile, fake_cufile_reset)();
+      BackendOptions options;
+      options.cufile_batch = is_batch;
+      const auto backend = make_cufile_backend(options, *device);
+      const auto file = File::open_for_reading(path);
+      std::vector<Piece> pieces;
+      std::vector<Request> requests;
+      for (size_t i = 0; i < kRequests; ++i) pieces.push_back({0, kBytes, buffer->data() + i * kBytes});
+      for (size_t i = 0; i < kRequests; ++i) {
+        requests.push_back({i, Direction::kRead, Conversion::kNone, file.get(), 0, kBytes, {&pieces[i], 1}});
+      }
+      std::vector<Completion> reaped(kRequests);
+      ASSERT_EQ(backend->submit({requests.data(), 1}), 1u);  // batches are for files that are known to go by DMA
+      ASSERT_EQ(backend->reap(reaped, 1, kPatience), 1u);
+      if (first % 2 == 1) FAKE(cufile, fake_cufile_fail_next)(is_batch ? "entry" : "cuFileRead", EIO);
+      size_t taken = 0, ended = 0;
+      {
+        const FailingAllocations failing(first / 2, 1, /*in_others=*/false);
+        try {
+          taken = backend->submit(requests);
+        } catch (const std::bad_alloc&) {
+          ++failures;
+        }
+        while (ended < taken) {
+          const size_t count = backend->reap(std::span(reaped).subspan(ended), 1, kPatience);
+          ASSERT_GT(count, 0u) << first;
+          ended += count;
+        }
+      }
+      for (size_t i = 0; i < ended; ++i) failures += reaped[i].error ? 1 : 0;
+      EXPECT_EQ(ended, taken) << first;
+      Completion later;
+      EXPECT_EQ(backend->reap({&later, 1}, 1, std::chrono::milliseconds(1)), 0u) << first;
+    }
+    EXPECT_GT(failures, 0u);
+  }
+}
+
 // If a backend throws, the groups of its worker fail, and the worker continues with the next ones.
 TEST(UnexpectedExceptions, OfABackendAreTheErrorOfItsGroupsAndTheOthersEnd) {
   constexpr uint64_t kBytes = 3'000'000;
