@@ -484,7 +484,7 @@ TEST(NoMemoryOfARemoteObject, AnswersAllWhoWaitForAnAccess) {
     const auto object = std::make_shared<RemoteObject>("s3://bucket/key", 1000, 1);
     std::vector<std::unique_ptr<int>> answers;
     for (size_t i = 0; i < kWaiting; ++i) {
-      object->access_or_ask([&](auto, auto) { answers.push_back(std::make_unique<int>(1)); });
+      object->access_or_request([&](auto, auto) { answers.push_back(std::make_unique<int>(1)); });
     }
     access_desk().take(1, std::chrono::milliseconds(0));
     ObjectAccess access{"http://host/key", {}, std::chrono::steady_clock::now() + std::chrono::hours(1)};
