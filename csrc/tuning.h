@@ -16,8 +16,9 @@ namespace gdsdata::tuning {
 // --- engine: how work is shared. Shown by `python -m gdsdata.bench case=io` and `case=loader` ----
 
 // The longest segment of a read into host memory. Two cores, cold 1 MiB reads: 0.926 of fio, and
-// 0.925 with 8 MiB, because segments are gathered (kRequestsAtOnce).
-inline constexpr uint64_t kHostReadSegmentBytes = 1 << 20;
+// 0.925 with 8 MiB, because segments are gathered (kRequestsAtOnce). Sixteen cores, batches of 2048
+// records of 4 KiB as int64: 20.6 GB/s, and 17.3 with 1 MiB. On two cores both are as fast.
+inline constexpr uint64_t kHostReadSegmentBytes = 512 << 10;
 // The same for a read into a GPU's memory. Longer segments spread the fixed cost of a copy. H200, a
 // file of 4 GiB: 43 GB/s at 1 MiB, 48 at 2 MiB, 49 to 51 at 4 MiB; of 8 GiB, with less staging
 // memory: as fast at 3 MiB as at 4.
@@ -31,6 +32,12 @@ inline constexpr uint64_t kDeviceWriteSegmentBytes = 4 << 20;
 // The workers share a batch evenly, but in segments of at least this length. H200, 8 workers,
 // batches of 8 MiB: 40.2 GB/s of records in segments of 1 MiB, 25.1 in segments of 4 MiB.
 inline constexpr uint64_t kLeastSegmentBytes = 1 << 20;
+// A segment into host memory moves at least so much: 256 KiB as they are, or 102 KiB that become
+// four times as many. Sixteen cores, 8 workers, records of 4 KiB, segments of 128 KiB, 256 KiB and
+// 1 MiB, GB/s of batches of 512: as int64 23.0, 23.8 and 15.5, without a cast 36.9, 40.5 and 27.9.
+// Batches of 64: as int64 10.4, 5.5 and 6.0, without a cast 13.0, 14.5 and 14.3. Cold records in
+// order, two cores: 2.55, 3.13 and 3.14.
+inline constexpr uint64_t kLeastMovedBytes = 512 << 10;
 // A segment has at most so many parts, so that several workers share a batch of tiny records. Not
 // measured by itself.
 inline constexpr size_t kMostSegmentParts = 1024;

@@ -413,7 +413,7 @@ def test_pages_have_the_sizes_and_counts_that_the_engine_is_tuned_to():
         number, _, shift = value.partition(" << ")
         tuned[name] = int(number) << int(shift or 0)
     mib = {name: f"{number / 2**20:g} MiB" for name, number in tuned.items()}
-    read, written = mib["kHostReadSegmentBytes"], mib["kHostWriteSegmentBytes"]
+    read, written = f"{tuned['kHostReadSegmentBytes'] >> 10} KiB", mib["kHostWriteSegmentBytes"]
     to_gpu, from_gpu = mib["kDeviceReadSegmentBytes"], mib["kDeviceWriteSegmentBytes"]
     bounce, least, staging = mib["kSharedBounceBytes"], mib["kLeastBounceBytes"], mib["kStagingBytes"]
     workers, of_gpu, parts = (tuned[f"kMost{one}"] for one in ("UringWorkers", "UringWorkersOfGpu", "SegmentParts"))
@@ -427,7 +427,8 @@ def test_pages_have_the_sizes_and_counts_that_the_engine_is_tuned_to():
         ("guide/tuning.md", f"| `staging_bytes` | {staging} for each worker"),
         ("guide/tuning.md", f"one fewer than cores, from 1 to {workers}, or {of_gpu} to a GPU"),
         ("guide/tuning.md", f"| `queue_depth` | {tuned['kQueueDepth']} |"),
-        ("internals/architecture.md", f"from {mib['kLeastSegmentBytes']} to `segment_bytes` or {parts} parts"),
+        ("internals/architecture.md", f"segments of up to `segment_bytes` or {parts} parts"),
+        ("internals/architecture.md", f"of writes they have at least {mib['kLeastSegmentBytes']}, into host memory"),
         ("internals/architecture.md", f"a read of at most {mib['kShortReadBytes']} does the work itself"),
         ("internals/scale.md", f"up to {workers}, or {of_gpu} of a GPU; {tuned['kPosixWorkers']} without io_uring"),
         ("internals/scale.md", descriptors),

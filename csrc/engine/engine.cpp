@@ -130,6 +130,10 @@ Engine::Engine(EngineOptions options, std::shared_ptr<Device> device)
   limits.read_bytes = options.segment_bytes;
   limits.request_bytes = options.io.request_bytes;
   limits.workers = options.workers;
+  if (device->host_addressable()) {
+    limits.least_read_bytes /= options.workers + 1;  // the consumer copies too
+    limits.least_moved_bytes = tuning::kLeastMovedBytes;
+  }
   running.options = std::move(options);
   running.device = std::move(device);
   running.link = std::make_unique<Link>(*running.device);

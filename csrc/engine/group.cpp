@@ -49,6 +49,7 @@ std::span<const PartRange> Group::begin(const SegmentLimits& limits, bool host_a
   if (is_remote) {
     // As many requests as a server answers side by side, however many workers begin them.
     own.workers = tuning::kRequestsOfRemoteGroup;
+    own.least_read_bytes = tuning::kLeastSegmentBytes;
     if (host_addressable) own.read_bytes = tuning::kRemoteRequestBytes;
   } else if (request_.direction == Direction::kRead && request_.files != nullptr &&
              request_.files->has_closed_files()) {

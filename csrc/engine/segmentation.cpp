@@ -19,8 +19,11 @@ void segment(std::span<const Transfer> transfers, Direction direction, Conversio
   result.segments.clear();
   for (const Transfer& transfer : transfers) result.bytes += transfer.length;
   const uint64_t share_bytes = align_up(result.bytes / limits.workers, kCutBytes);
-  const uint64_t segment_bytes =
-      std::min(is_write ? limits.write_bytes : limits.read_bytes, std::max(tuning::kLeastSegmentBytes, share_bytes));
+  const uint64_t most = is_write ? limits.write_bytes : limits.read_bytes;
+  const uint64_t moved_for_each = 1 + result_element_bytes(conversion) / stored_element_bytes(conversion);
+  const uint64_t least_read = std::max(limits.least_read_bytes, limits.least_moved_bytes / moved_for_each);
+  const uint64_t least = is_write ? tuning::kLeastSegmentBytes : least_read;
+  const uint64_t segment_bytes = std::min(most, std::max(least, share_bytes));
   const uint64_t part_bytes = longest_part_bytes(segment_bytes, limits.request_bytes);
   result.parts.reserve(transfers.size());
   uint64_t joined_bytes = 0;

@@ -17,6 +17,8 @@ struct SegmentLimits {
   uint64_t request_bytes = 0;  // of a request to a backend
   size_t workers = 1;          // that share a group
   size_t parts = tuning::kMostSegmentParts;  // of a segment
+  // The least share of a worker in a read: as stored, and together with the result.
+  uint64_t least_read_bytes = tuning::kLeastSegmentBytes, least_moved_bytes = 0;
 };
 
 // Consecutive parts of a group.
@@ -37,8 +39,8 @@ uint64_t longest_part_bytes(uint64_t segment_bytes, uint64_t request_bytes);
 
 // Replaces the contents of `result`, and keeps its capacity.
 //
-// The workers share a group evenly, in segments of kLeastSegmentBytes to the limit of bytes and of
-// parts. Reads end a segment before it exceeds its limit, unless one part
+// The workers share a group evenly, in segments from the least (for writes kLeastSegmentBytes) to
+// the limit of bytes and of parts. Reads end a segment before it exceeds its limit, unless one part
 // alone does. Writes fill each segment, so that it can be one piece of the file.
 void segment(std::span<const Transfer> transfers, Direction direction, Conversion conversion,
              const SegmentLimits& limits, Segmentation& result);

@@ -36,6 +36,8 @@ struct RandomGroup {
     limits.write_bytes = limits.read_bytes << (random() % 3);
     limits.request_bytes = 65536u << (random() % 5);
     limits.workers = 1 + random() % 16;
+    if (random() % 2 == 0) limits.least_read_bytes = 4096u << (random() % 9);
+    if (random() % 2 == 0) limits.least_moved_bytes = 4096u << (random() % 9);
     if (random() % 4 == 0) limits.parts = 1 + random() % 30;
   }
 
@@ -124,7 +126,11 @@ TEST(Segmentation, ASegmentEndsOnlyIfTheNextPartWouldExceedALimit) {
     const bool is_write = group.direction == Direction::kWrite;
     const uint64_t limit_bytes = is_write ? group.limits.write_bytes : group.limits.read_bytes;
     const uint64_t share_bytes = align_up(result.bytes / group.limits.workers, kCutBytes);
-    const uint64_t full_bytes = std::min(limit_bytes, std::max(kMiB, share_bytes));
+    const uint64_t stored = stored_element_bytes(group.conversion),
+                   moved = stored + result_element_bytes(group.conversion);
+    const uint64_t least_bytes =
+        std::max(group.limits.least_read_bytes, group.limits.least_moved_bytes * stored / moved);
+    const uint64_t full_bytes = std::min(limit_bytes, std::max(is_write ? kMiB : least_bytes, share_bytes));
     for (size_t i = 0; i + 1 < result.segments.size(); ++i) {
       const PartRange& range = result.segments[i];
       uint64_t bytes = 0;
