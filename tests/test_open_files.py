@@ -139,10 +139,10 @@ def segments_of(dataset: GDSDataset) -> int:
 
 def test_all_workers_share_a_batch_whose_files_have_to_be_opened(folder):
     reading = Reading(options=EngineOptions(workers=4))
-    dataset = GDSDataset(folder, BATCH // 2, device="cpu", reading=reading)
-    batches = FILES // (BATCH // 2)
+    dataset = GDSDataset(folder, BATCH // 8, device="cpu", reading=reading)
+    batches = FILES // (BATCH // 8)
     assert segments_of(dataset) == 4 * batches
-    assert segments_of(dataset) == 2 * batches  # all are open now: a segment has 1 MiB
+    assert segments_of(dataset) == 2 * batches  # all are open now: a segment has 256 KiB
 
 
 def test_a_save_finds_descriptors_that_idle_files_hold(folder, tmp_path):

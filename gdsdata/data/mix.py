@@ -74,18 +74,22 @@ class Mix(EpochDataset):
         self._epoch_ranks = EpochRanks()
         self._own_order: MixedOrder | None = None
         self._order_of_state: MixedOrder | None = None
+        self._step_of_state: list[int] | None = None
         self._take_up(_share_found(self.sources, Ranks.found_or_none) or Share(0, 1))
 
     def _take_up(self, share: Share) -> None:
         """Have the sources read this share, in the order of what they have then.
 
-        A state that was loaded has an order of its own, which stays the same.
+        A state that was loaded has an order of its own, which stays the same. But a share whose
+        steps have other numbers of samples does not fit it.
         """
         self._share = share
         self._served = [source.take_up(share) for source in self.sources]
         if self._own_order is None or self._own_order.source_batches != self._served:
             self._own_order = self._order_of(self._served)
-        self._order = self._order_of_state or self._own_order
+        self._order = self._own_order
+        if self._order_of_state is not None and self._step_of_state == self._step_samples():
+            self._order = self._order_of_state
 
     def _order_of(self, source_batches: Sequence[int]) -> MixedOrder:
         return MixedOrder(self._weights_asked or source_batches, source_batches, self.stop)
@@ -187,7 +191,8 @@ class Mix(EpochDataset):
             self._take_up(share)
             raise
         self._epoch_ranks.release()
-        self._progress.load(state, self._order.given_end(position.epoch, self._served), self._step_samples())
+        self._step_of_state = self._step_samples()
+        self._progress.load(state, self._order.given_end(position.epoch, self._served), self._step_of_state)
 
     def _order_in(self, state: dict[str, Any]) -> MixedOrder:
         """Return the order of a state, which other numbers of ranks may have made."""

@@ -25,7 +25,7 @@ from gdsdata.bench.harness.folders import temporary_folder
 from gdsdata.bench.harness.process import MODULE_ARGUMENTS, RowFailed
 from gdsdata.bench.harness.tables import Row, Table
 from gdsdata.bench.measure import device, limits, system
-from gdsdata.io.options import MIB, EngineOptions
+from gdsdata.io.options import EngineOptions
 
 KEY = "gdsdata"  # of the process
 ROWS = {"read": "Reads", "batches": "Batches", "write": "Writes"}
@@ -163,8 +163,8 @@ class Tune(Case):
         """{parameter: values to try}, without those of the default and those that cannot matter."""
         on_gpu, writes = device.is_cuda(self.device), table.source.kind == "write"
         default = EngineOptions(**self.base)
-        segment_mib = (4 if on_gpu else 8) if writes else (3 if on_gpu else 1)
-        same = {"queue_depth": 64, "segment_bytes": segment_mib * MIB}
+        segment_kib = (4096 if on_gpu else 8192) if writes else (3072 if on_gpu else 512)
+        same = {"queue_depth": 64, "segment_bytes": segment_kib << 10}
         found = {}
         for name in SEARCHED:
             own = getattr(default, name)
