@@ -148,8 +148,8 @@ inline constexpr uint64_t kMappedFileBytes = 1 << 20;
 // while they were mapped (H200).
 inline constexpr uint64_t kLongFileBytes = 8 << 20;
 // The cache lines of a record are prefetched so many records ahead, up to so many bytes. Two cores:
-// 5.2 million records/s; 3.3 with one record ahead; 2.7 without. Into the first-level cache since:
-// 20.1 GB/s in batches of 128 records of 4 KiB, 17.5 into the second.
+// 5.2 million records/s; 3.3 with one record ahead; 2.7 without. They come into the first-level
+// cache: 20.1 GB/s in batches of 128 records of 4 KiB, and 17.5 into the second.
 inline constexpr size_t kPrefetchedRecords = 4;
 inline constexpr uint64_t kPrefetchedBytes = 4096;
 // The rows of an index are prefetched so many samples ahead. Two cores, 4096 rows of 700 MB: 60 us,
