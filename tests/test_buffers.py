@@ -111,7 +111,7 @@ def test_what_cannot_be_written_without_gaps_is_refused(shared, path, memory, er
     calls = [
         lambda: shared.read(path, 0, memory, shared.mark(0), True),
         lambda: begin_read(shared, path, [(0, 100, 0)], memory),
-        lambda: shared.begin_range(table_of_one(path), 0, memory, shared.mark(0), True, endings, 1),
+        lambda: shared.begin_range(table_of_one(path), 0, memory, shared.mark(0), True, True, endings, 1),
     ]
     for call in calls:
         with pytest.raises(error, match=says):

@@ -145,6 +145,42 @@ def test_a_late_read_holds_up_no_other_ones_future(tmp_path):
         concurrent.futures.wait(futures)
 
 
+def test_a_few_cached_bytes_are_there_when_the_future_is(tmp_path):
+    content = random_bytes(200_000)
+    (tmp_path / "x").write_bytes(content)
+    with gdsdata.Engine() as engine:
+        for size, offset in [(1, 0), (4096, 4096), (64 << 10, 12_345)]:
+            future = engine.read(tmp_path / "x", torch.empty(size, dtype=torch.uint8), offset)
+            assert future.done() and not future.running() and not future.cancel()
+            assert bytes(future.result().numpy()) == content[offset:][:size]
+        future = engine.read(tmp_path / "x", torch.empty(10, dtype=torch.uint8), 199_995)
+        assert isinstance(future.exception(), CorruptData)
+
+
+def test_a_few_bytes_behind_queued_reads_wait_their_turn(tmp_path, late):
+    with gdsdata.Engine(late, most_calls=1) as engine:
+        futures = [engine.read(tmp_path / "x", torch.empty(100, dtype=torch.uint8), i) for i in range(3)]
+        assert not any(future.done() for future in futures)
+        for i, future in enumerate(futures):
+            assert bytes(future.result(20).numpy()) == (tmp_path / "x").read_bytes()[i : i + 100]
+
+
+def test_reads_of_a_few_cached_bytes_by_many_threads_are_right(tmp_path):
+    content = random_bytes(300_000)
+    (tmp_path / "x").write_bytes(content)
+
+    def read_some(thread: int) -> bool:
+        offsets = range(thread, 200_000, 1999)
+        found = [engine.read(tmp_path / "x", torch.empty(5000, dtype=torch.uint8), offset) for offset in offsets]
+        return all(
+            bytes(future.result(20).numpy()) == content[offset:][:5000]
+            for future, offset in zip(found, offsets, strict=True)
+        )
+
+    with gdsdata.Engine(most_calls=4) as engine, concurrent.futures.ThreadPoolExecutor(6) as pool:
+        assert all(pool.map(read_some, range(6)))
+
+
 def test_a_callback_of_a_future_may_read(tmp_path):
     (tmp_path / "x").write_bytes(random_bytes(1000))
     into, last = torch.empty(1000, 1, dtype=torch.uint8), concurrent.futures.Future()

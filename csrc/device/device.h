@@ -3,6 +3,7 @@
 // Those that allocate or enqueue throw Failure (kDevice) with the driver's name of the error.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -35,6 +36,15 @@ inline void wait_soon(Event& event) {
 }
 
 using Events = std::vector<std::shared_ptr<Event>>;
+
+// Returns false if the device is lost: the next wait throws.
+inline bool all_done(const Events& events) noexcept {
+  try {
+    return std::all_of(events.begin(), events.end(), [](const auto& event) { return event->done(); });
+  } catch (...) {
+    return false;
+  }
+}
 
 // The memory of a batch. Page-aligned.
 class DeviceBuffer {

@@ -229,6 +229,15 @@ bool Engine::help_with(const Group& group) {
   return lock && running_->guest->help_with(group);
 }
 
+void Engine::serve_at_once(const Group& group) noexcept {
+  if (forked()) return;
+  std::unique_lock lock(running_->guest_mutex, std::try_to_lock);
+  const bool can_serve = lock && group.is_short() && all_done(group.request().before);
+  if (!can_serve || !running_->guest->help_with(group, Guest::Copies::kMayStayInFlight)) {
+    running_->queue.hurry();
+  }
+}
+
 uint64_t Engine::progress_of(const Group& group) const {
   const uint64_t taken = group.requests_taken(), completed = group.requests_completed();
   uint64_t progress = taken + completed - group.open_segments();

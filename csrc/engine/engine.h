@@ -64,6 +64,9 @@ class Engine {
   // serves a short read from the page cache through staging memory. The bytes are in the device's
   // memory when it returns.
   bool help_with(const Group& group);
+  // Call it after `submit` with `helped`. Serves a short read on the calling thread, if the page
+  // cache has it and no work of the device delays its copy. Else wakes a worker.
+  void serve_at_once(const Group& group) noexcept;
 
   const EngineOptions& options() const;
   const Selection& selection() const;

@@ -9,7 +9,8 @@ namespace gdsdata {
 Guest::Guest(const EngineOptions& options, Device& device, SegmentQueue& queue, Link& link)
     : queue_(queue),
       reader_(options, device, log_.spans),
-      copies_(device, link, kStagingBytes, StagedCopies::Waits::kSoon, log_) {}
+      copies_(device, link, kStagingBytes, StagedCopies::Waits::kSoon, log_),
+      is_staged_(!device.host_addressable()) {}
 
 // Returns false if there is no memory: a guest need not help.
 bool Guest::reserve() {
@@ -24,40 +25,39 @@ bool Guest::reserve() {
 bool Guest::help(Priority lowest) {
   Segment segment;
   if (!reserve() || !queue_.pop_fresh(segment, lowest)) return false;
-  ActiveSegment& active = segments_.begin(std::move(segment));
-  try {
-    left_.clear();
-    if (!active.stopped()) {
-      active.group().place();
-      reader_.serve_all(active, active.parts(), left_);
-    }
-    if (!left_.empty()) {
-      active.segment.rest = left_;
-      active.segment.bytes = active.bytes;
-      queue_for_storage(active);
-      return true;
-    }
-  } catch (...) {
-    active.error = current_error();
-  }
-  end(active);
+  serve(segments_.begin(std::move(segment)), Copies::kAreWaitedFor);
   return true;
 }
 
-bool Guest::help_with(const Group& group) {
+bool Guest::help_with(const Group& group, Copies copies) {
   Segment segment;
   if (!reserve() || !queue_.pop_fresh_of(group, segment)) return false;
-  ActiveSegment& active = segments_.begin(std::move(segment));
+  serve(segments_.begin(std::move(segment)), copies);
+  return true;
+}
+
+void Guest::serve(ActiveSegment& active, Copies copies) {
   try {
-    if (!active.stopped() && !serve_staged(active)) {
-      queue_for_storage(active);
-      return true;
+    if (!active.stopped() && !(is_staged_ ? serve_staged(active) : serve_in_place(active))) {
+      queue_.push_for_storage(std::move(active.segment));
+      segments_.release(active);
+      return;
     }
   } catch (...) {
     active.error = current_error();
   }
-  end(active);
-  return true;
+  end(active, copies);
+}
+
+// Returns false if the page cache does not suffice. The segment then has its rest.
+bool Guest::serve_in_place(ActiveSegment& active) {
+  left_.clear();
+  active.group().place();
+  reader_.serve_all(active, active.parts(), left_);
+  if (left_.empty()) return true;
+  active.segment.rest = left_;
+  active.segment.bytes = active.bytes;
+  return false;
 }
 
 // Returns false, and changes nothing, if the page cache or staging memory does not suffice.
@@ -67,6 +67,7 @@ bool Guest::serve_staged(ActiveSegment& active) {
   left_.clear();
   try {
     copies_.open_once();
+    copies_.reclaim();
     if (!copies_.place(parts, active.place)) return false;
   } catch (const Failure&) {
     return false;
@@ -78,14 +79,18 @@ bool Guest::serve_staged(ActiveSegment& active) {
   return false;
 }
 
-void Guest::queue_for_storage(ActiveSegment& active) {
-  queue_.push_for_storage(std::move(active.segment));
-  segments_.release(active);
+void Guest::end(ActiveSegment& active, Copies copies) {
+  take_checksums(active);
+  if (active.place.memory != nullptr) copy_to_device(active, copies);
+  segments_.finish(active, log_.counters).report();
 }
 
-void Guest::copy_to_device(ActiveSegment& active) noexcept {
+void Guest::copy_to_device(ActiveSegment& active, Copies copies) noexcept {
   try {
     copies_.copy_in(active);
+    if (active.copied != nullptr && copies == Copies::kMayStayInFlight && !StagedCopies::copied_soon(active)) {
+      return copies_.release_when_copied(active);
+    }
     if (active.copied != nullptr) copies_.wait_for_copied(active);
   } catch (...) {
     active.error = current_error();
@@ -93,12 +98,6 @@ void Guest::copy_to_device(ActiveSegment& active) noexcept {
   }
   active.copied.reset();
   copies_.release(active.place);
-}
-
-void Guest::end(ActiveSegment& active) {
-  take_checksums(active);
-  if (active.place.memory != nullptr) copy_to_device(active);
-  segments_.finish(active, log_.counters).report();
 }
 
 }  // namespace gdsdata

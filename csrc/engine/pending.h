@@ -24,6 +24,8 @@ class Pending {
   // workers' work meanwhile. Calls `poll` regularly and rethrows its exceptions: the group then
   // stays in flight. In a forked child, returns false at once.
   bool wait(std::chrono::nanoseconds patience, const std::function<void()>& poll = {});
+  // Whether `finish` would return at once.
+  bool complete() const { return ended() && all_done(group_->result().copies); }
   // Call it after the end. Waits for copies to the device, and throws the group's error as Failure.
   void finish();
   void cancel() { group_->cancel(); }

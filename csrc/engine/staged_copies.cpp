@@ -3,11 +3,9 @@
 #include <algorithm>
 #include <utility>
 
-namespace gdsdata {
+#include "tuning.h"
 
-bool all_done(const Events& events) {
-  return std::all_of(events.begin(), events.end(), [](const auto& event) { return event->done(); });
-}
+namespace gdsdata {
 
 void StagedCopies::wait_for_all() noexcept {
   for (const Copy& copy : in_flight_) {
@@ -101,6 +99,14 @@ void StagedCopies::wait_for_device(const Events& uses) {
 void StagedCopies::wait_for_copied(ActiveSegment& active) {
   wait_for_device(active.group().request().before);
   count_wait(Work::kLink, log_.counters.link_ns, [&] { wait_for(*active.copied); });
+}
+
+bool StagedCopies::copied_soon(ActiveSegment& active) {
+  const auto until = Clock::now() + tuning::kShortCopyPolls;
+  while (!active.copied->done()) {
+    if (Clock::now() > until) return false;
+  }
+  return true;
 }
 
 void StagedCopies::wait_for_oldest() {

@@ -64,6 +64,8 @@ class StagedCopies {
   void wait_for_device(const Events& uses);
   // Waits for a segment's own copies, which were queued after its group's `before`.
   void wait_for_copied(ActiveSegment& active);
+  // Polls for them a moment. Returns whether they are done.
+  static bool copied_soon(ActiveSegment& active);
   // After an error, waits until all queued work is done.
   void finish_stream() noexcept {
     if (stream_ != nullptr) finish(*stream_);
@@ -92,8 +94,5 @@ class StagedCopies {
   std::unique_ptr<Staging> staging_;
   std::deque<Copy> in_flight_;  // to the device, oldest first
 };
-
-// Throws Failure if the device is lost.
-bool all_done(const Events& events);
 
 }  // namespace gdsdata

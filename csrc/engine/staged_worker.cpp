@@ -224,12 +224,8 @@ void StagedWorker::end(ActiveSegment& active) {
 
 // Returns false if the copies must wait in a stream: on the link, all later copies would wait too.
 bool StagedWorker::goes_by_link(const ActiveSegment& active) const {
-  if (active.place.runs.empty() || !active.is_read() || active.stopped()) return false;
-  try {
-    return all_done(active.group().request().before);
-  } catch (...) {
-    return false;
-  }
+  return !active.place.runs.empty() && active.is_read() && !active.stopped() &&
+         all_done(active.group().request().before);
 }
 
 // The place is released when its copies are done, or at once if there are none.

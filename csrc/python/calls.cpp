@@ -19,6 +19,7 @@
 #include "python/gil.h"
 #include "python/path.h"
 #include "python/values.h"
+#include "tuning.h"
 
 namespace py = pybind11;
 
@@ -79,9 +80,9 @@ auto waiting(py::object memory, const Call& call) {
 class BegunRead {
  public:
   BegunRead(std::shared_ptr<Engine> engine, std::shared_ptr<Group> group, py::object memory,
-            std::function<void()> on_end = {})
+            std::function<void()> on_end = {}, bool is_served_at_once = false)
       : engine_(std::move(engine)),
-        pending_(*engine_, std::move(group), std::move(on_end)),
+        pending_(*engine_, std::move(group), std::move(on_end), /*waits_now=*/is_served_at_once),
         memory_(std::move(memory)) {}
   ~BegunRead() { abandon(interpreter_end.begun ? std::chrono::milliseconds(0) : kPatience); }
   BegunRead(const BegunRead&) = delete;
@@ -92,17 +93,30 @@ class BegunRead {
   // Waits for at most so long. Returns whether it has ended.
   bool wait(double seconds) { return finished_ || finished_within(duration_of(seconds), check_signals); }
 
+  // Call it once if `is_served_at_once`. Returns whether the read is finished.
+  bool serve_at_once() noexcept {
+    {
+      const WithoutGil nogil;
+      engine_->serve_at_once(pending_.group());
+    }
+    return pending_.complete() && wait(0);
+  }
+  bool finished() const { return finished_; }
+
   uint64_t progress() const { return engine_->progress_of(pending_.group()); }
 
-  // Call it after the end.
-  py::dict routes() const {
+  // Call these after the end. They throw the read's error.
+  void check() const {
     if (error_) throw Failure(*error_);
+  }
+  py::dict routes() const {
+    check();
     return by_route(pending_.group().result().bytes);
   }
 
-  // The same: one checksum for each transfer, if they were requested.
+  // One for each transfer, if they were requested.
   Array<uint32_t> checksums() const {
-    if (error_) throw Failure(*error_);
+    check();
     return array_of(pending_.group().checksums());
   }
 
@@ -145,20 +159,41 @@ class BegunRead {
   std::optional<Error> error_;
 };
 
+// While it exists, the end of this read wakes no thread that waits in Endings::take.
+class WaitingHere {
+ public:
+  WaitingHere(Endings& endings, int64_t number) : endings_(endings), number_(number) { endings.begin_waiting(number); }
+  ~WaitingHere() { endings_.end_waiting(number_, has_seen_it); }
+  WaitingHere(const WaitingHere&) = delete;
+  WaitingHere& operator=(const WaitingHere&) = delete;
+  bool has_seen_it = false;
+
+ private:
+  Endings& endings_;
+  const int64_t number_;
+};
+
 // Fills `memory` from the only file of `files`. `endings` returns `number` when the read has ended.
+// With `at_once`, a few bytes of the page cache are copied here; the read may be finished then.
 std::unique_ptr<BegunRead> begin_range(std::shared_ptr<Engine> engine, std::shared_ptr<FileTable> files,
                                        uint64_t offset, py::object memory, const Mark& before, bool background,
-                                       Endings& endings, int64_t number) {
+                                       bool at_once, Endings& endings, int64_t number) {
   const Buffer buffer = buffer_of(memory, Access::kWrite);
+  std::optional<WaitingHere> waiting;
+  if (at_once && buffer.bytes <= tuning::kAtOnceBytes && !files->has_remote()) waiting.emplace(endings, number);
   auto group = group_of_reads(std::move(files), {{0, offset, buffer.bytes, buffer.begin}},
                               caller_of(nullptr, before, background));
   auto on_end = endings.expect(number);
+  std::unique_ptr<BegunRead> begun;
   try {
-    return std::make_unique<BegunRead>(std::move(engine), std::move(group), std::move(memory), std::move(on_end));
+    begun = std::make_unique<BegunRead>(std::move(engine), std::move(group), std::move(memory), std::move(on_end),
+                                        waiting.has_value());
   } catch (...) {
     endings.not_begun();
     throw;
   }
+  if (waiting) waiting->has_seen_it = begun->serve_at_once();
+  return begun;
 }
 
 }  // namespace
@@ -225,7 +260,7 @@ void bind_calls(py::module_& module) {
           py::arg("files"), py::arg("file"), py::arg("offset"), py::arg("length"), py::arg("memory"), py::arg("place"),
           py::arg("before"), py::arg("conversion") = "none", py::arg("checksum") = "none")
       .def("begin_range", &begin_range, py::arg("files"), py::arg("offset"), py::arg("memory"), py::arg("before"),
-           py::arg("background"), py::arg("endings"), py::arg("number"))
+           py::arg("background"), py::arg("at_once"), py::arg("endings"), py::arg("number"))
       .def(
           "write_range",
           [](Engine& engine, const Path& path, uint64_t offset, py::object memory, const Mark& before, bool background,
@@ -265,8 +300,10 @@ void bind_calls(py::module_& module) {
 
   py::class_<BegunRead>(module, "BegunRead")
       .def("ended", &BegunRead::ended)
+      .def("finished", &BegunRead::finished)
       .def("wait", &BegunRead::wait, py::arg("seconds"))
       .def("progress", &BegunRead::progress)
+      .def("check", &BegunRead::check)
       .def("routes", &BegunRead::routes)
       .def("checksums", &BegunRead::checksums)
       .def("cancel", &BegunRead::cancel)

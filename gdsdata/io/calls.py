@@ -1,7 +1,7 @@
 """Reads with a future each. One thread completes all futures of an engine.
 
-A thread that waits for the only read in progress does a worker's part, and completes the future
-itself.
+A few bytes that the page cache has are read before their future is returned. A thread that waits
+for the only read in progress does a worker's part, and completes the future itself.
 """
 
 from __future__ import annotations
@@ -28,21 +28,38 @@ from gdsdata.io.engine import File, endings_of, is_remote, table_of_one
 _KEPT_FILES = 8
 
 
+class _Callbacks(threading.local):
+    """Whether this thread runs a callback whose future was done when it was added."""
+
+    are_running = False
+
+
+_callbacks = _Callbacks()
+
+
 class _Reading(Future[torch.Tensor]):
     """A future whose waiting thread helps with the read.
 
     Args:
-        about: describes the read.
+        path, size_bytes, offset: of the read.
     """
 
-    def __init__(self, about: str) -> None:
+    def __init__(self, path: str, size_bytes: int, offset: int) -> None:
         super().__init__()
-        self._about = about
+        self._place = path, size_bytes, offset
 
     def __repr__(self) -> str:
-        return f"<{self._about}, {self._state.lower()}>"
+        path, size_bytes, offset = self._place
+        return f"<Read of {size_bytes} bytes from offset {offset} of '{path}', {self._state.lower()}>"
 
     help: Callable[[float], object] | None = None
+
+    def add_done_callback(self, fn: Callable[[Future[torch.Tensor]], object]) -> None:
+        outer, _callbacks.are_running = _callbacks.are_running, self.done()
+        try:
+            super().add_done_callback(fn)
+        finally:
+            _callbacks.are_running = outer
 
     def result(self, timeout: float | None = None) -> torch.Tensor:
         return super().result(self._left_of(timeout))
@@ -104,7 +121,7 @@ class ReadCalls:
         with self._changing:
             if self._is_closed:
                 raise EngineClosed("this Engine was closed; make another one")
-            future = _Reading(f"Read of {into.nbytes} bytes from offset {offset} of '{path}'")
+            future = _Reading(path, into.nbytes, offset)
             try:
                 table = self._table_of(path)
                 if into.nbytes == 0 and not table.has_remote:
@@ -113,10 +130,15 @@ class ReadCalls:
                 future.set_exception(error)
                 return future
             call = _Call(future, table, into, offset, before, is_background)
-            future.help = functools.partial(self._help_in_callback, future)
-            self._waiting.append(call)
-            self._begin_some()
-        return call.future
+            if self._waiting or len(self._under_way) >= self._most:
+                future.help = functools.partial(self._help_in_callback, future)
+                self._waiting.append(call)
+                return future
+            # A chain of callbacks, each of which reads, must not become one stack.
+            finished = self._begin(call, at_once=not _callbacks.are_running)
+        if finished is not None:
+            _complete(call, finished)
+        return future
 
     def _table_of(self, path: str) -> Any:
         """Return the kept table if the file of that name is still the same, or a new one."""
@@ -153,20 +175,30 @@ class ReadCalls:
         """Begin as many queued reads as may be in progress."""
         while self._waiting and len(self._under_way) < self._most:
             call = self._waiting.popleft()
-            if not call.future.set_running_or_notify_cancel():
-                call.future.help = None
-                continue
-            number, into = next(self._numbers), call.into
-            try:
-                begun = self._shared.begin_range(
-                    call.files, call.offset, into, call.before, call.is_background, self._endings, number
-                )
-            except Exception as error:
-                call.future.help = None
-                call.future.set_exception(error)
-            else:
-                self._under_way[number] = call, begun
-                call.future.help = functools.partial(self._help, call.future, number, begun)
+            call.future.help = None
+            self._begin(call)
+
+    def _begin(self, call: _Call, at_once: bool = False) -> Any | None:
+        """Begin a read, unless its future was canceled.
+
+        With ``at_once``, a few bytes that the page cache has are read here. The read is then
+        returned, for `_complete`.
+        """
+        number, future = next(self._numbers), call.future
+        if not future.set_running_or_notify_cancel():
+            return None
+        try:
+            begun = self._shared.begin_range(
+                call.files, call.offset, call.into, call.before, call.is_background, at_once, self._endings, number
+            )
+        except Exception as error:
+            future.set_exception(error)
+            return None
+        if begun.finished():
+            return begun
+        self._under_way[number] = call, begun
+        future.help = functools.partial(self._help, future, number, begun)
+        return None
 
     def _help(self, future: _Reading, number: int, begun: Any, seconds: float) -> None:
         """Help with the read until it ends or ``seconds`` pass, and complete its future.
@@ -234,7 +266,7 @@ def _complete(call: _Call, begun: Any) -> None:
     call.future.help = None
     try:
         begun.wait(math.inf)  # for copies to a GPU
-        begun.routes()
+        begun.check()
     except Exception as error:
         call.future.set_exception(error)
     else:

@@ -125,6 +125,7 @@ def _close_batches() -> None:
 _engines: weakref.WeakValueDictionary[tuple[int, int, EngineOptions], _engine.Engine] = weakref.WeakValueDictionary()
 _making_engine = fork_safe_lock(threading.RLock)  # a signal handler may save while it interrupts the first save
 _warned: set[str] = set()
+_initialized: set[tuple[int, int | None]] = set()  # processes, and indexes of their devices
 # 2 MiB for each worker: seconds of a machine at its fastest, minutes of most.
 _MOST_SPANS = 1 << 16
 WorkerSpans = tuple[str, list[tuple[str, int, int, int]], int]  # see `end_spans`
@@ -247,11 +248,15 @@ def resolved(device: torch.device | str) -> torch.device:
 
 def _initialize_cuda(device: torch.device) -> None:
     """Initialize torch first: it then owns the context, which the engine shares."""
+    key = os.getpid(), device.index
+    if key in _initialized:
+        return
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         why = str(error).splitlines()[0]
         raise BackendUnavailable(f"device={device} cannot be used here: {why}", (why,)) from error
+    _initialized.add(key)
 
 
 def cufile_of_wheels() -> list[str]:

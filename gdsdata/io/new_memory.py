@@ -22,9 +22,14 @@ def new_storage(size_bytes: int, device: torch.device) -> torch.UntypedStorage:
     return storage
 
 
-def new_tensor(shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Allocate a tensor whose storage has no other bytes."""
-    tensor = torch.empty_strided(shape, stride, dtype=dtype, device=device)
+def new_tensor(
+    shape: Sequence[int], stride: Sequence[int] | None, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """Allocate a tensor whose storage has no other bytes. Without ``stride`` it is contiguous."""
+    if stride is None:
+        tensor = torch.empty(shape, dtype=dtype, device=device)
+    else:
+        tensor = torch.empty_strided(shape, stride, dtype=dtype, device=device)
     if tensor.nbytes >= _HUGE_PAGE_BYTES and device.type == "cpu":
         prefer_huge_pages(tensor)
     return tensor

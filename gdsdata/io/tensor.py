@@ -26,7 +26,7 @@ from gdsdata.io.engine import (
     stream_of,
     table_of_one,
 )
-from gdsdata.io.new_memory import new_storage
+from gdsdata.io.new_memory import new_tensor
 from gdsdata.io.options import EngineOptions, options_of
 from gdsdata.io.remote_access import local_path
 from gdsdata.whole_numbers import whole_number
@@ -49,7 +49,8 @@ class Engine:
     a tensor that is still being computed, and read into one that is still in use.
 
     A read uses the file that has the name when the read is called. For each device, the eight files
-    read last stay open until `close`.
+    read last stay open until `close`. A read of at most 64 KiB that the page cache has is usually
+    done when the call returns, so its callbacks run in the calling thread.
 
     An `Engine` shares workers and pinned memory with all users of equal ``options`` in this
     process. If training data and these calls both wait, a call of priority "background" (the
@@ -215,9 +216,7 @@ def read_tensor(
     path = _path_of(path)
     options = options_of(options)
     engine = kept_engine(calibrated(options, path, device, measure=False), device)
-    storage = new_storage(size_bytes, device)
-    # torch's stub does not know that strides may be left out, which makes a contiguous tensor.
-    tensor = torch.empty(0, dtype=dtype, device=device).set_(storage, 0, sizes)  # type: ignore[call-overload]
+    tensor = new_tensor(sizes, None, dtype, device)
     before = engine.mark(stream_of(device))
     return _read(engine, tensor, path, offset, before, True, options.stall_timeout_s).to(target)
 
@@ -348,7 +347,7 @@ def _sizes_of(shape: Sequence[int] | int) -> tuple[int, ...]:
         raise TypeError(f"shape={shape!r:.100} must be whole numbers, as (3, 224)") from None
     if any(size < 0 for size in found):
         raise ValueError(f"shape={found} must not be negative")
-    if math.prod(size or 1 for size in found) >= 2**63:
+    if math.prod(filter(None, found)) >= 2**63:
         raise ValueError(f"shape={found!r:.100}: torch has no tensor of such sizes: give smaller ones")
     return found
 

@@ -106,7 +106,7 @@ def _begin(table: FileTable, files: list[int], offsets: list[int], lengths: list
 def _wait(read: BegunRead) -> None:
     while not read.wait(_LOOK_S):
         pass
-    read.routes()  # raises what was wrong
+    read.check()
 
 
 def table_of(url: str, identity: Identity) -> FileTable:

@@ -107,6 +107,73 @@ TEST_F(ShortReads, AreDoneByWhoWaitsAndWakeNobody) {
   EXPECT_EQ(engine->statistics().transfers, 4u) << "one of nothing is none";
 }
 
+TEST_F(ShortReads, ServedAtOnceWakeNoWorkerAndAreThere) {
+  const auto engine = engine_at_rest();
+  const auto slept = [&] { return sleeps_of(workers_[0]) + sleeps_of(workers_[1]); };
+  const uint64_t before = slept();
+  Memory memory(*device_, 4096);
+  const auto group = read_into(memory, files_, 4096);
+  Pending pending(*engine, group, {}, /*waits_now=*/true);
+  engine->serve_at_once(*group);
+  EXPECT_TRUE(pending.ended());
+  pending.finish();
+  ASSERT_TRUE(same(memory.content(), {content_.begin(), content_.begin() + 4096}));
+  EXPECT_EQ(slept(), before) << "a worker was woken";
+}
+
+TEST_F(ShortReads, ServedAtOnceDoNotWaitForASlowCopy) {
+  const auto engine = engine_at_rest();
+  std::vector<std::unique_ptr<Memory>> memories;
+  for (int i = 0; i < 3; ++i) memories.push_back(std::make_unique<Memory>(*device_, 4096));
+  std::vector<std::unique_ptr<Pending>> reads;
+  set_delay_us(100'000);
+  const auto began = std::chrono::steady_clock::now();
+  for (uint64_t i = 0; i < 3; ++i) {
+    const auto group = read_into(*memories[i], files_, 4096);
+    group->edit().transfers.front().offset = 5000 * i;
+    reads.push_back(std::make_unique<Pending>(*engine, group, std::function<void()>(), /*waits_now=*/true));
+    engine->serve_at_once(*group);
+    EXPECT_FALSE(reads.back()->complete()) << "its copy takes 100 ms";
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::milliseconds(50));
+  for (uint64_t i = 0; i < 3; ++i) {
+    ASSERT_TRUE(reads[i]->wait(kPatience));
+    reads[i]->finish();
+    EXPECT_TRUE(reads[i]->complete());
+    const auto begin = content_.begin() + static_cast<ptrdiff_t>(5000 * i);
+    ASSERT_TRUE(same(memories[i]->content(), {begin, begin + 4096})) << i;
+  }
+}
+
+TEST_F(ShortReads, ServedAtOnceDoNotWaitForWorkOfTheDevice) {
+  SKIP_WITH_REAL_CUDA();
+  const auto engine = engine_at_rest();
+  Memory memory(*device_, 4096);
+  FAKE(cuda, fake_cuda_keep_busy)(0, 100'000);
+  const auto group = read_into(memory, files_, 4096);
+  group->edit().before = {device_->foreign_stream(0)->record()};
+  Pending pending(*engine, group, {}, /*waits_now=*/true);
+  const auto began = std::chrono::steady_clock::now();
+  engine->serve_at_once(*group);
+  EXPECT_FALSE(pending.complete());
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::milliseconds(50));
+  ASSERT_TRUE(pending.wait(kPatience));
+  pending.finish();
+  ASSERT_TRUE(same(memory.content(), {content_.begin(), content_.begin() + 4096}));
+}
+
+TEST_F(ShortReads, ServedAtOnceComeFromStorageIfThePageCacheLacksThem) {
+  const auto engine = engine_at_rest();
+  Memory memory(*device_, 4096);
+  drop_from_page_cache(path_);
+  const auto group = read_into(memory, files_, 4096);
+  Pending pending(*engine, group, {}, /*waits_now=*/true);
+  engine->serve_at_once(*group);
+  ASSERT_TRUE(pending.wait(kPatience));
+  pending.finish();
+  ASSERT_TRUE(same(memory.content(), {content_.begin(), content_.begin() + 4096}));
+}
+
 TEST_F(ShortReads, ThatOthersBegunAreDoneByWhoWaitsToo) {
   const auto engine = engine_at_rest({.workers = 1, .staging_bytes = 2 << 20, .segment_bytes = 1 << 20});
   set_delay_us(50'000);
