@@ -133,7 +133,7 @@ def test_a_stateful_loader_of_one_process_resumes_too(read):
     assert before + [numbers(batch) for batch in resumed] == [numbers(batch) for batch in read()]
 
 
-def test_a_loop_that_skips_batches_of_the_data_set_itself_is_told_what_to_do(read):
+def test_skip_first_batches_of_an_unprepared_data_set_is_an_error_with_a_remedy(read):
     found = read()
     assert not hasattr(found, "dataset")
     found.dataset = found  # a subclass may have its own

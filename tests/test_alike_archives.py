@@ -130,7 +130,7 @@ def test_few_kinds_of_one_size_are_kept(tmp_path):
     assert max(map(len, alike._kinds.values())) <= alike_archives._MOST_KINDS
 
 
-def test_what_is_no_tensor_is_refused_each_time(tmp_path):
+def test_an_archive_of_no_plain_tensor_is_refused_each_time(tmp_path):
     found = slices_of(tmp_path, [archive_of({"a": torch.zeros(3)})] * 2)
     alike = AlikeArchives()
     for archive in found:

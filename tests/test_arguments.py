@@ -231,7 +231,7 @@ def test_an_epoch_of_a_state_beyond_all_counting_is_refused(file, make):
 
 
 @pytest.mark.parametrize("state", [None, [], "epoch", 3])
-def test_what_is_no_state_is_refused_in_words(file, state):
+def test_load_state_dict_refuses_a_value_that_is_no_state_in_words(file, state):
     for dataset in (read(file), Mix([read(file)])):
         with pytest.raises(TypeError, match="a state is a dict that state_dict.. returned"):
             dataset.load_state_dict(state)
@@ -329,7 +329,7 @@ class Named:
         (dict(format=Named(), decode={"a": lambda values: values}), "decode['a']= cannot be sent"),
     ],
 )
-def test_what_cannot_be_sent_to_a_worker_is_named(file, arguments, words):
+def test_an_argument_that_cannot_be_sent_to_a_worker_is_named(file, arguments, words):
     dataset = read(file, **arguments)
     for one in (dataset, Mix([dataset])):
         with pytest.raises(TypeError) as error:
@@ -339,7 +339,7 @@ def test_what_cannot_be_sent_to_a_worker_is_named(file, arguments, words):
         )
 
 
-def test_a_spawned_worker_is_told_in_words(file):
+def test_an_argument_that_cannot_be_sent_to_a_spawned_worker_is_named(file):
     loader = DataLoader(
         read(file, transform=lambda batch: batch), batch_size=None, num_workers=1, multiprocessing_context="spawn"
     )
@@ -347,7 +347,7 @@ def test_a_spawned_worker_is_told_in_words(file):
         next(iter(loader))
 
 
-def test_what_can_be_sent_is_sent(file):
+def test_a_data_set_that_was_pickled_gives_the_same_batches(file):
     dataset = read(file, transform=functools.partial(as_it_is))
     for sent in (pickle.loads(ForkingPickler.dumps(dataset)), pickle.loads(pickle.dumps(dataset))):
         assert_same_batches(arrays(sent), arrays(read(file)))

@@ -226,14 +226,14 @@ def test_the_name_of_a_struct_means_its_members(tmp_path):
         (pa.table({}), {}, "no columns"),
     ],
 )
-def test_what_is_no_tensor_is_refused_with_the_reason(tmp_path, table, options, said):
+def test_a_table_that_makes_no_tensors_is_refused_with_the_reason(tmp_path, table, options, said):
     path = write(tmp_path / "a.arrow", table, **options)
     with pytest.raises(ValueError, match=said) as caught:
         Arrow().index([path])
     assert not isinstance(caught.value, CorruptData) and path in str(caught.value)
 
 
-def test_a_column_that_is_not_there_and_unlike_files_are_told(tmp_path):
+def test_missing_columns_wrong_lists_of_columns_and_unlike_files_are_errors(tmp_path):
     paths = [write(tmp_path / f"{i}.arrow", table) for i, table in enumerate((pa.table({"x": [1]}), awkward(1)))]
     with pytest.raises(ValueError, match="no column 'y': it has 'x'"):
         Arrow(columns=("y",)).index(paths)
@@ -290,7 +290,7 @@ def test_without_pyarrow_the_error_names_the_extra(tmp_path):
 
 class TestDamage:
     @pytest.mark.parametrize("kind", WRITERS)
-    def test_a_file_cut_short_anywhere_is_told(self, tmp_path, kind):
+    def test_a_file_cut_short_anywhere_is_corrupt(self, tmp_path, kind):
         path = tmp_path / "a.arrow"
         write(path, awkward(9), kind)
         sound = path.read_bytes()
@@ -300,7 +300,7 @@ class TestDamage:
                 Arrow().index([str(path)])
             assert caught.value.path == str(path)
 
-    def test_bytes_behind_a_streams_end_are_told(self, tmp_path):
+    def test_bytes_behind_a_streams_end_are_corrupt(self, tmp_path):
         path = tmp_path / "a.arrow"
         write(path, awkward(9))
         path.write_bytes(path.read_bytes() * 2)
@@ -308,7 +308,7 @@ class TestDamage:
             Arrow().index([str(path)])
 
     @pytest.mark.parametrize("kind", WRITERS)
-    def test_whatever_metadata_say_extents_lie_in_the_file(self, tmp_path, kind):
+    def test_no_damage_of_metadata_makes_an_extent_leave_its_file(self, tmp_path, kind):
         """There are no checksums, so damage may give other rows, but no extent outside the file."""
         path = tmp_path / "a.arrow"
         write(path, awkward(20), kind)

@@ -50,7 +50,7 @@ def written(tmp_path, column, **options):
     return write(tmp_path / "a.arrow", pa.table({"x": column}), rows_a_batch=len(column), **options)
 
 
-def test_what_lies_between_the_buffers_of_columns_counts_for_the_bound(tmp_path):
+def test_bytes_between_the_buffers_of_columns_count_for_the_bound(tmp_path):
     path, body_bytes = tmp_path / "a.arrow", 2**30
     write(path, pa.table({f"c{i}": pa.array([1, None, 2, 3], pa.int8()) for i in range(50)}))
     data, message = record_batch_in(path)

@@ -190,9 +190,7 @@ class TestDamage:
 
     @pytest.mark.parametrize("values", [[b"x" * (1 << 21)], [b"x"] * 3])
     @pytest.mark.parametrize("compression", ["zstd", "lz4"])
-    def test_what_is_decompressed_counts_for_the_bound_of_a_record_batch(
-        self, tmp_path, monkeypatch, values, compression
-    ):
+    def test_decompressed_bytes_count_for_the_bound_of_a_record_batch(self, tmp_path, monkeypatch, values, compression):
         most = 1 << 22 if len(values) == 1 else 80
         monkeypatch.setattr(arrow_batches, "LARGEST_BATCH_BYTES", most)
         for name, column in {"plain": pa.array(values), "dictionary": encoded(pa.array(values))}.items():
@@ -214,7 +212,7 @@ class TestDamage:
         with pytest.raises(ValueError, match="would have -?\\d+ bytes when decompressed|may take .* when decoded"):
             read_all(path)
 
-    def test_a_batch_whose_dictionary_is_missing_is_told(self, tmp_path):
+    def test_a_batch_whose_dictionary_is_missing_is_corrupt(self, tmp_path):
         path = write(tmp_path / "a.arrow", pa.table({"x": encoded(pa.array(["a", "b"]))}))
         sound = (tmp_path / "a.arrow").read_bytes()
         begins, at = [], 0
@@ -233,14 +231,14 @@ class TestDamage:
         with few_bytes_of_python(2**20), pytest.raises(ValueError, match=r"10000000 bytes in the 1000 rows.*columns="):
             read_all(path)
 
-    def test_a_long_value_that_very_many_rows_name_is_told_when_it_is_indexed(self, tmp_path):
+    def test_a_long_value_that_very_many_rows_name_is_refused_when_it_is_indexed(self, tmp_path):
         values = pa.DictionaryArray.from_arrays(pa.array(np.zeros(500_000, np.int8)), ["x" * 10_000])
         path = write(tmp_path / "a.arrow", pa.table({"x": values}), rows_a_batch=10**6)
         with pytest.raises(ValueError, match=r"record batch of 500000 rows .* may take 5\d+ bytes when decoded"):
             Arrow().index([path])
 
     @pytest.mark.parametrize("kind", WRITERS)
-    def test_whatever_metadata_say_it_is_read_or_refused(self, tmp_path, kind):
+    def test_a_damaged_file_is_read_or_refused(self, tmp_path, kind):
         path = tmp_path / "a.arrow"
         batches = table_of({name: VALUES[name] for name in ("text", "label")})
         write(path, batches, kind, compression="lz4")

@@ -146,7 +146,7 @@ def test_without_a_checkpoint_nothing_is_changed(tmp_path):
     assert not (tmp_path / "absent").exists()
 
 
-def test_names_and_shapes_that_differ_are_told(tmp_path):
+def test_names_and_shapes_that_differ_are_errors_that_name_them(tmp_path):
     with AsyncCheckpointer(tmp_path) as checkpointer:
         checkpointer.save(1, {"a": {"x": torch.ones(3)}, "b": 1})
         for state, words in (
@@ -229,7 +229,7 @@ def test_a_step_that_is_a_time_in_ns_is_found_again(tmp_path):
         assert AsyncCheckpointer(tmp_path).restore(state, step) == (step or 10**19 - 1) and state["a"].eq(1).all()
 
 
-def test_arguments_out_of_range_are_told(tmp_path):
+def test_arguments_out_of_range_are_errors_that_name_them(tmp_path):
     for name, value in {"keep_last": 0, "keep_every": 0, "staging_bytes": 0, "device_staging_bytes": -1}.items():
         with pytest.raises(ValueError, match=f"{name}={value}"):
             AsyncCheckpointer(tmp_path, **{name: value})
@@ -293,7 +293,7 @@ def test_states_that_find_no_room_on_their_devices_are_staged_at_once(tmp_path, 
             assert checkpointer.restore(state, step) == step and state["a"].eq(step).all()
 
 
-def test_a_device_that_is_full_is_told_of_and_states_are_staged_at_once(tmp_path, monkeypatch):
+def test_a_full_device_is_a_warning_and_the_state_is_staged_at_once(tmp_path, monkeypatch):
     def fail(*_):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -306,7 +306,7 @@ def test_a_device_that_is_full_is_told_of_and_states_are_staged_at_once(tmp_path
         assert checkpointer._snapshots.take([state["a"].view(torch.uint8)]) is not None
 
 
-def test_an_error_while_a_copy_is_staged_is_told_at_the_next_call(tmp_path, monkeypatch):
+def test_an_error_while_a_copy_is_staged_is_raised_at_the_next_call(tmp_path, monkeypatch):
     state = {"a": torch.ones(5000)}
     with AsyncCheckpointer(tmp_path, device_staging_bytes="1GiB") as checkpointer:
         with monkeypatch.context() as patched:
@@ -387,7 +387,7 @@ def test_a_step_saved_anew_replaces_the_one_before(tmp_path):
         assert checkpointer.restore(state) == 5 and state == {"a": 2}
 
 
-def test_what_a_crash_left_is_removed_and_what_others_put_there_is_not(tmp_path):
+def test_leftovers_of_a_crash_are_removed_and_files_of_others_stay(tmp_path):
     with AsyncCheckpointer(tmp_path) as checkpointer:
         checkpointer.save(1, {"a": 1})
     theirs = ["notes.txt", "step-1/plot.png", "step-2/readme", "step-x/manifest.json"]
@@ -408,7 +408,7 @@ def test_what_a_crash_left_is_removed_and_what_others_put_there_is_not(tmp_path)
     assert left == before | set(theirs) | {"step-2", "step-x"}
 
 
-def test_a_damaged_checkpoint_is_told(tmp_path):
+def test_a_damaged_checkpoint_is_an_error(tmp_path):
     with AsyncCheckpointer(tmp_path) as checkpointer:
         folder = Path(checkpointer.save(1, {"a": torch.ones(3000)}).result())
     (file,), manifest, state = folder.glob("*.pt"), folder / "manifest.json", {"a": torch.zeros(3000)}
@@ -464,7 +464,7 @@ def test_a_forked_child_keeps_no_share_in_the_folder(tmp_path):
         os.waitpid(child, 0)
 
 
-def test_a_forked_child_is_told_to_make_a_checkpointer_of_its_own(tmp_path):
+def test_a_checkpointer_in_a_forked_child_is_an_error_that_says_to_make_a_new_one(tmp_path):
     """Its parent's has a thread that the child does not have, and would wait for."""
     with AsyncCheckpointer(tmp_path) as checkpointer:
         checkpointer.save(1, {"a": 1}).result()
@@ -492,7 +492,7 @@ def test_a_forked_child_leaves_saves_and_copies_to_its_parent(tmp_path):
         assert handle.result() and handle.copied()
 
 
-def test_a_child_that_was_not_told_of_its_fork_keeps_no_share_in_the_folder(tmp_path):
+def test_a_fork_without_pythons_handlers_keeps_no_share_in_the_folder(tmp_path):
     first = AsyncCheckpointer(tmp_path)
     first.save(1, {"a": 1}).result()
     if (child := ctypes.PyDLL(None).fork()) == 0:  # as between the fork and the exec of a subprocess
@@ -518,7 +518,7 @@ def test_folders_of_other_names_are_none_of_its_business(tmp_path, name):
     assert (tmp_path / name).is_dir()
 
 
-def test_a_crash_lets_the_folder_go(tmp_path):
+def test_a_crash_releases_the_folder(tmp_path):
     holder = start_script(
         """
 import gdsdata, sys, time
@@ -541,7 +541,7 @@ time.sleep(60)
 # ------------------------------------------------------------------------------------------------ errors and ends
 
 
-def test_an_error_in_the_background_is_told_at_the_next_call_and_once(tmp_path):
+def test_an_error_in_the_background_is_raised_once_at_the_next_call(tmp_path):
     with disk_of("3m", tmp_path / "disk") as folder:
         with AsyncCheckpointer(folder, staging_bytes="64KiB") as checkpointer:
             state, large = {"a": torch.ones(1000)}, {"a": torch.ones(4 << 20)}
@@ -586,7 +586,7 @@ def test_each_save_that_failed_in_the_background_is_named_at_the_next_call(tmp_p
         checkpointer.wait()  # each is named once
 
 
-def test_storage_that_became_read_only_is_told_and_what_it_has_is_still_restored(tmp_path):
+def test_a_save_to_read_only_storage_is_an_error_and_a_restore_still_works(tmp_path):
     state = {"a": torch.ones(1000)}
     with disk_of("8m", tmp_path / "disk") as folder:
         with AsyncCheckpointer(folder) as checkpointer:
@@ -632,7 +632,7 @@ def test_a_checkpoint_is_there_also_where_older_ones_cannot_be_removed(tmp_path,
         assert checkpointer.steps() == [1]
 
 
-def test_what_cannot_be_pickled_is_told_at_once(tmp_path):
+def test_a_state_that_cannot_be_pickled_is_an_error_at_once(tmp_path):
     with AsyncCheckpointer(tmp_path) as checkpointer:
         with pytest.raises((AttributeError, TypeError)):
             checkpointer.save(1, {"a": threading.Lock()})
@@ -640,7 +640,7 @@ def test_what_cannot_be_pickled_is_told_at_once(tmp_path):
         assert checkpointer.steps() == [2]
 
 
-def test_a_state_that_cannot_be_staged_is_told_at_once_and_only_then(tmp_path, monkeypatch):
+def test_a_state_that_cannot_be_staged_is_an_error_of_that_call_alone(tmp_path, monkeypatch):
     state = {"a": torch.ones(5000)}
     with AsyncCheckpointer(tmp_path) as checkpointer:
         checkpointer.save(1, state).result()
@@ -702,9 +702,7 @@ def test_ctrl_c_as_threads_start_leaves_none(monkeypatch):
 
 
 @pytest.mark.parametrize("device_staging_bytes", [0, "1GiB"])
-def test_a_device_that_is_lost_while_a_state_is_staged_is_told_and_nobody_waits_for_it(
-    tmp_path, monkeypatch, device_staging_bytes
-):
+def test_a_device_lost_while_a_state_is_staged_is_an_error_and_no_hang(tmp_path, monkeypatch, device_staging_bytes):
     class Lost:
         def synchronize(self):
             raise RuntimeError("CUDA error: unspecified launch failure")
@@ -727,7 +725,7 @@ def test_a_device_that_is_lost_while_a_state_is_staged_is_told_and_nobody_waits_
     checkpointer.close()
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path):
+def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     with AsyncCheckpointer(tmp_path / "file" / "runs") as checkpointer, pytest.raises(OSError):
         checkpointer.save(1, {"a": 1}).result()
@@ -745,7 +743,7 @@ gdsdata.AsyncCheckpointer(sys.argv[1], device_staging_bytes=int(sys.argv[2])).sa
     assert AsyncCheckpointer(tmp_path).steps() == [3]
 
 
-def test_an_error_in_the_block_is_the_one_that_is_told(tmp_path):
+def test_an_error_in_the_block_is_raised_instead_of_that_of_the_save(tmp_path):
     with pytest.raises(KeyError, match="mine"), AsyncCheckpointer(tmp_path / "run") as checkpointer:
         (tmp_path / "run").write_text("")  # saving will fail
         checkpointer.save(1, {"a": 1})

@@ -165,7 +165,7 @@ def _save_other_steps(rank, folder):
         return _error_of(checkpointer.save(rank, {"a": 1}).result)
 
 
-def test_ranks_that_save_different_steps_are_told(tmp_path):
+def test_a_save_of_different_steps_is_an_error_on_all_ranks(tmp_path):
     for kind, text in on_ranks(2, _save_other_steps, tmp_path):
         assert kind == "SaveAborted" and "the ranks save different steps: this one 1, and the first one 0" in text
 
@@ -195,7 +195,7 @@ def _save_into_other_folders(rank, folder):
         return _error_of(checkpointer.save(1, {"a": 1}).result)
 
 
-def test_ranks_that_save_into_different_folders_are_told(tmp_path):
+def test_a_save_into_different_folders_is_an_error_on_all_ranks(tmp_path):
     for _, text in on_ranks(2, _save_into_other_folders, tmp_path):
         assert f"made the folder '{tmp_path}/run-0/step-1', and this rank has no '{tmp_path}/run-1/step-1'" in text
         assert "Give all ranks the same folder" in text
@@ -255,7 +255,7 @@ def _restore_other_steps(rank, folder):
         return checkpointer.restore(state, step=2)
 
 
-def test_ranks_that_restore_different_steps_are_told_and_nothing_is_changed(tmp_path):
+def test_a_restore_of_different_steps_is_an_error_and_changes_nothing(tmp_path):
     assert on_ranks(2, _restore_other_steps, tmp_path) == [2, 2]
 
 

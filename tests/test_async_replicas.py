@@ -178,7 +178,7 @@ def test_replicas_of_hsdp_save_and_read_each_shard_once(loads, folder):
         assert sum(rank["hsdp"][1] for rank in loads) <= 1.05 * size + RANKS * MIB
 
 
-def test_what_each_rank_saved_for_itself_each_rank_restores(loads):
+def test_each_rank_restores_the_value_that_it_saved_for_itself(loads):
     assert [rank["each"] for rank in loads] == [0.0, 1.0, 2.0, 3.0]
 
 

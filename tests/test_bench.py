@@ -401,7 +401,7 @@ def test_tensors_larger_than_the_random_base_are_whole(monkeypatch):
     assert all(int((tensor == 0).sum()) == 0 for tensor in made.values())
 
 
-def test_what_the_engines_of_saves_and_loads_move_is_counted(tmp_path):
+def test_bytes_that_the_engines_of_saves_and_loads_move_are_counted(tmp_path):
     peer, state = our_checkpoints.Pt("cpu"), {"a": torch.ones(MIB)}
     peer.save(state, str(tmp_path / "a.pt"))
     assert sum(peer.served().values()) >= 4 * MIB and peer.stated_bytes() > 0
@@ -420,7 +420,7 @@ def test_engines_of_earlier_work_do_not_count_as_memory_that_a_load_takes(tmp_pa
 
 
 @pytest.mark.parametrize("file_format", ["pt", "safetensors", "dcp"])
-def test_what_an_asynchronous_save_left_is_read_by_its_formats_library(tmp_path, file_format):
+def test_an_asynchronous_save_is_read_by_its_formats_library(tmp_path, file_format):
     state = checkpoints.State(MIB, 12, ["float32"], 0)
     made, path = state.make("cpu"), str(tmp_path / "step-2" / f"x.{file_format}")
     os.mkdir(tmp_path / "step-2")
@@ -517,9 +517,7 @@ def test_raw_writes_fill_the_file_once_and_leave_none(tmp_path, monkeypatch):
         (cases.CheckpointSettings, {"case_rows": ["torch_mmap"], "case_work": ["load"]}),
     ],
 )
-def test_what_loads_a_file_cold_is_compared_with_one_reading_of_all_of_it(
-    tmp_path, monkeypatch, settings_class, fields
-):
+def test_loads_of_a_cold_file_are_compared_with_one_reading_of_all_of_it(tmp_path, monkeypatch, settings_class, fields):
     on_disk(tmp_path)
     read_bytes, wait = [], limits.NativeAio.wait
 
@@ -680,7 +678,7 @@ def refused(monkeypatch, *overrides):
 
 
 @pytest.mark.parametrize("setting", ["hydra.run.dir=file/out", "hydra.run.dir=/proc/x", ""])
-def test_an_output_folder_that_cannot_be_made_is_told_with_its_setting(tmp_path, monkeypatch, capsys, setting):
+def test_an_output_folder_that_cannot_be_made_is_an_error_with_its_setting(tmp_path, monkeypatch, capsys, setting):
     monkeypatch.chdir(tmp_path)
     for name in ("file", "outputs"):
         (tmp_path / name).touch()
@@ -690,7 +688,7 @@ def test_an_output_folder_that_cannot_be_made_is_told_with_its_setting(tmp_path,
 
 
 @pytest.mark.parametrize("folder", ["file", "/proc/x"])
-def test_a_data_folder_that_cannot_be_made_is_told_with_its_setting(tmp_path, monkeypatch, capsys, folder):
+def test_a_data_folder_that_cannot_be_made_is_an_error_with_its_setting(tmp_path, monkeypatch, capsys, folder):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
     assert refused(monkeypatch, "quick=true", "data=tokens", f"data.folder={folder}") == 2
@@ -698,7 +696,7 @@ def test_a_data_folder_that_cannot_be_made_is_told_with_its_setting(tmp_path, mo
     assert "set data.folder=" in said and "Traceback" not in said
 
 
-def test_a_file_that_is_no_npy_file_is_told_with_its_path_and_setting(tmp_path, monkeypatch, capsys):
+def test_a_file_that_is_no_npy_file_is_an_error_with_its_path_and_setting(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tokens.bin").write_bytes(bytes(4096))
     assert refused(monkeypatch, "data=npy", "data.path=tokens.bin") == 2

@@ -108,7 +108,7 @@ def test_a_case_that_fails_is_named_and_the_others_are_there(tmp_path, monkeypat
     assert page.count("### safetensors, ") >= len(results["rows"]) - 2, "the others' tables"
 
 
-def test_each_case_is_told_what_differs_from_the_defaults_and_its_own_settings(tmp_path, monkeypatch):
+def test_each_case_gets_the_settings_that_differ_from_the_defaults_and_its_own(tmp_path, monkeypatch):
     told = leaves_results(monkeypatch, lambda name: case_results())
     (tmp_path / "out").mkdir()
     run_all(
@@ -133,7 +133,7 @@ def test_settings_that_make_no_sense_are_named(fields, said):
         settings.check(settings.Settings(engine={}, case=cases.AllSettings(**fields)))
 
 
-def test_what_a_case_prints_is_passed_on_and_kept(tmp_path):
+def test_the_output_of_a_case_is_passed_on_and_kept(tmp_path):
     said = []
 
     class Progress:

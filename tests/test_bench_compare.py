@@ -197,7 +197,7 @@ def test_machines_and_versions_that_differ_are_said_first(two, capsys):
     assert compare.main([a, c, "--fail-if-slower", "1"]) == 0, "the machine's doing"
 
 
-def test_what_all_peers_did_too_is_the_machines_doing(tmp_path, capsys):
+def test_a_row_that_is_slower_by_as_much_as_its_peers_is_slower_with_the_machine(tmp_path, capsys):
     names = ["gdsdata", "gdsdata_engine", "peer", "other"]
     a = written(tmp_path / "a", made_results(*[made_row(name, [1.0, 1.01, 0.99]) for name in names]))
     slower = {"gdsdata": 1.3, "gdsdata_engine": 2.0, "peer": 1.25, "other": 1.2}

@@ -63,7 +63,7 @@ def blocks_interrupts(pid):
     return bool(int(mask, 16) & SIGINT_BIT)
 
 
-def test_what_was_measured_is_reported_and_the_end_is_one_line(tmp_path):
+def test_an_interrupted_run_reports_its_results_and_ends_with_one_line(tmp_path):
     run = Bench(tmp_path, *LATENCY)
     status, said = run.interrupt_when((run.out / "results.json").exists)
     assert status == 130 and said.splitlines()[-1] == "gdsdata.bench: interrupted"

@@ -142,7 +142,7 @@ def test_random_orders_hold_each_transfer_once_and_follow_the_seed(tmp_path):
     assert (first == again).all() and (first != other).any()
 
 
-def test_what_the_transfer_type_asks_of_the_engine_yields_to_the_users_settings():
+def test_settings_of_the_user_override_those_of_the_transfer_type():
     cold, warm = work_on("x"), work_on("x", cache="warm")
     chosen = options_for(cold, {"workers": 3}, None, batches=False)
     assert (chosen.direct, chosen.workers, chosen.queue_depth, chosen.coalesce_gap_bytes) == ("always", 3, 64, 0)
@@ -416,7 +416,7 @@ def test_a_row_that_leaves_a_transfer_out_fails_the_bench(tmp_path, monkeypatch,
     assert os.listdir(tmp_path / "data") == []
 
 
-def test_a_run_that_is_told_to_end_removes_its_files(tmp_path):
+def test_a_run_that_gets_sigterm_removes_its_files(tmp_path):
     folder = tmp_path / "data"
     command = [sys.executable, "-m", "gdsdata.bench", "case=io", "case.duration_s=60", f"data.folder={folder}"]
     command += ["case.rows=[pread]", "case.file_bytes=1048576", f"hydra.run.dir={tmp_path}/out", "case.verify=false"]

@@ -217,7 +217,7 @@ def test_a_runs_folder_goes_after_an_error_and_no_other_file_is_touched(tmp_path
     assert (tmp_path / "latency" / "thesis.tex").read_text() == "years of work"
 
 
-def test_what_a_killed_run_left_is_removed_and_a_living_one_is_not_disturbed(tmp_path):
+def test_files_of_a_killed_run_are_removed_and_those_of_a_living_one_stay(tmp_path):
     code = "from gdsdata.bench.harness.folders import temporary_folder; import sys\n"
     code += f"with temporary_folder({str(tmp_path)!r}, 'latency') as folder:\n"
     code += "    (folder / 'tensor-write-5.bin').touch(); print(folder, flush=True); sys.stdin.read()\n"
@@ -233,7 +233,7 @@ def test_what_a_killed_run_left_is_removed_and_a_living_one_is_not_disturbed(tmp
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_run_that_is_told_to_end_removes_its_folder(tmp_path, number):
+def test_a_run_that_is_ended_by_a_signal_removes_its_folder(tmp_path, number):
     data = tmp_path / "data"
     settings = ["case=latency", "device=cpu", f"data.folder={tmp_path}/data", f"hydra.run.dir={tmp_path}/out"]
     command, environment = [sys.executable, "-m", "gdsdata.bench", *settings], {**os.environ, NESTED: "1"}

@@ -109,7 +109,7 @@ class Damaging(Doubling):
 @pytest.mark.parametrize(
     ("peer", "words"), [(Doubling, "came before in the epoch"), (Damaging, "is none of the data's")]
 )
-def test_what_a_row_with_an_order_of_its_own_gives_wrong_is_found(tmp_path, peer, words):
+def test_wrong_samples_of_a_row_with_an_order_of_its_own_are_found(tmp_path, peer, words):
     row = row_of(volumes(tmp_path), tmp_path, peer)
     with pytest.raises(ValueError, match=words):
         row.verify("float32")

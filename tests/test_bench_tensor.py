@@ -344,7 +344,7 @@ def test_an_error_in_mid_run_leaves_no_file(tmp_path, monkeypatch):
     assert os.listdir(tmp_path / "data") == []
 
 
-def test_a_run_that_is_told_to_end_removes_its_files(tmp_path, monkeypatch):
+def test_a_run_that_gets_sigterm_removes_its_files(tmp_path, monkeypatch):
     def ended(self, source, results):
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(10)

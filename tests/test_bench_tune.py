@@ -69,7 +69,7 @@ def test_a_setting_that_pays_is_found_and_its_gain_is_reported(seed):
     assert gain["confirmed"] and gain["low"] < 1.5 * 1.3 < gain["high"]
 
 
-def test_what_only_pays_later_is_found_by_the_second_pass():
+def test_a_parameter_that_pays_only_later_is_found_by_the_second_pass():
     measure = Staged(depth_pays_with_workers, 0.0, 0)
     found, best = searched(measure, {"queue_depth": [256], "workers": [4]})
     assert best == {"workers": 4, "queue_depth": 256}
@@ -189,7 +189,7 @@ def staged(tmp_path, monkeypatch, process, engine=None, **fields):
     return status, results_in(tmp_path / "out")
 
 
-def test_what_pays_is_printed_with_its_gain_as_yaml_and_as_a_command(tmp_path, monkeypatch, capsys):
+def test_the_best_options_are_printed_with_their_gain_as_yaml_and_as_a_command(tmp_path, monkeypatch, capsys):
     process = Process(depth_pays_with_workers)
     status, results = staged(tmp_path, monkeypatch, process, case_cache=["cold"])
     (answer,), (default, best) = results["tune"], results["rows"]
@@ -240,7 +240,7 @@ def row_of(name, files, tensor_bytes):
     return getattr(tune_row, name)("gdsdata", source, cases.TuneSettings(), {}, "cpu")
 
 
-def test_work_that_brings_other_bytes_is_found(tmp_path):
+def test_reads_that_return_wrong_bytes_are_found(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(bytes(range(256)) * 4096)
     reads = row_of("Reads", [str(path)], 300_000)

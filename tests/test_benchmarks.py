@@ -64,7 +64,7 @@ def test_records_of_one_file_and_of_many_take_turns_in_one_process(tmp_path):
 
 
 @pytest.mark.slow
-def test_first_and_later_loads_of_each_kind_of_checkpoint_are_compared_with_what_was_saved(tmp_path):
+def test_first_and_later_loads_of_each_kind_of_checkpoint_are_measured(tmp_path):
     kinds = ("safetensors", "pt", "dcp", "shards")
     rows = rows_of(
         "loads.py", "--folder", tmp_path, "--device", "cpu", "--size-gib", 2**-10, "--tensors", 6, "--later", 1

@@ -106,7 +106,7 @@ def test_a_tensor_in_another_order_without_gaps_is_a_buffer(shared, path):
         (None, TypeError, "has no memory"),
     ],
 )
-def test_what_cannot_be_written_without_gaps_is_refused(shared, path, memory, error, says):
+def test_memory_that_cannot_be_written_without_gaps_is_refused(shared, path, memory, error, says):
     endings = endings_of(shared, threading.Thread())
     calls = [
         lambda: shared.read(path, 0, memory, shared.mark(0), True),

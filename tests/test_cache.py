@@ -294,7 +294,7 @@ def test_no_progress_switches_bars_off(folder, content, capsys):
         progress_bars.show_progress(True)
 
 
-def test_what_has_no_room_is_said(folder, server, capsys):
+def test_a_prefetch_without_room_fails_and_says_how_much_is_missing(folder, server, capsys):
     server.put("large.bin", random_bytes(4 * BLOCK_BYTES, 3))
     url = f"s3://{BUCKET}/large.bin"
     status, output = run(folder, "--prefetch", url, "--cache-bytes", "2.5MiB", capsys=capsys)

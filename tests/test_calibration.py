@@ -60,7 +60,7 @@ def _open_as_a_rank(folder: Path, barrier, answers) -> None:
     answers.put((workers, time.monotonic() - began))
 
 
-def test_of_ranks_that_start_at_once_one_measures_and_the_others_wait_shortly(data):
+def test_one_of_the_ranks_that_start_at_once_measures_and_the_others_wait_shortly(data):
     barrier, answers = _processes.Barrier(4), _processes.Queue()
     ranks = [_processes.Process(target=_open_as_a_rank, args=(data.parent, barrier, answers)) for _ in range(4)]
     for rank in ranks:
@@ -199,7 +199,7 @@ def test_entries_of_many_threads_are_all_kept(data):
     assert not list(calibration_file.cache_folder().glob("*.tmp"))
 
 
-def test_what_was_looked_up_may_be_forgotten_meanwhile(data, monkeypatch):
+def test_a_calibration_that_is_forgotten_during_a_lookup_is_no_error(data, monkeypatch):
     class Forgetful(dict):
         def __setitem__(self, key, value):  # another thread stores something between this and the next step
             super().__setitem__(key, value)

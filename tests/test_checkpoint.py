@@ -109,7 +109,7 @@ def awkward() -> dict:
 @pytest.mark.filterwarnings("ignore:.*quantize|TypedStorage is deprecated")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("state", [trained, awkward, dict, lambda: torch.arange(5), lambda: [1, 2], lambda: None])
-def test_what_torch_saved_comes_back_as_torch_gives_it(tmp_path, state, device):
+def test_a_file_of_torch_is_loaded_as_torch_loads_it(tmp_path, state, device):
     state = state()
     torch.save(state, tmp_path / "x.pt")
     found = gdsdata.load(tmp_path / "x.pt", device, verify=True)
@@ -497,7 +497,7 @@ def test_plain_pickles_are_unpickled_without_torch_and_alike(tmp_path, state, mo
 
 @pytest.mark.filterwarnings("ignore:Validating sparse tensor")
 @pytest.mark.parametrize("kind", ["legacy", "compressed", "sparse"])
-def test_what_only_torch_can_read_is_left_to_it_and_named(tmp_path, kind):
+def test_a_file_that_only_torch_can_read_is_left_to_it_with_a_warning(tmp_path, kind):
     path = tmp_path / f"{kind}.pt"
     state = {"a": torch.arange(5.0)}
     if kind == "sparse":

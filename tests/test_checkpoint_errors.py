@@ -163,7 +163,7 @@ def test_a_safetensors_name_with_something_else_behind_it_says_what_it_is(tmp_pa
 @pytest.mark.filterwarnings("ignore:.*is read by torch.load")
 @pytest.mark.parametrize("save", [zip_of, legacy])
 @pytest.mark.parametrize("arguments", [{}, {"only": ["*"]}])
-def test_what_weights_only_refuses_is_named_with_the_argument_that_allows_it(tmp_path, save, arguments):
+def test_a_class_that_weights_only_refuses_is_named_with_the_argument_to_allow_it(tmp_path, save, arguments):
     path = tmp_path / "x.pt"
     save({"model": Unknown()}, path)
     words = r"has [\w.]+\.Unknown, which weights_only=True does not allow. .* gdsdata.load\(..., weights_only=False\)"
@@ -728,7 +728,7 @@ def test_tensors_are_written_and_read_by_the_engine_of_their_options(tmp_path):
     assert before < written_by_it < counted.statistics()["transfers"]
 
 
-def test_what_is_no_tensor_is_refused_by_name(tmp_path):
+def test_a_value_that_is_no_tensor_is_refused_with_its_type(tmp_path):
     with pytest.raises(TypeError, match="a value of type ndarray is no tensor to write: give a torch.Tensor"):
         gdsdata.write_tensor(np.ones(3), tmp_path / "x")
     with gdsdata.Engine() as engine:

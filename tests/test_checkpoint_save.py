@@ -194,7 +194,7 @@ def test_safetensors_reads_what_was_saved(tmp_path, device):
     assert load_file(tmp_path / "none.safetensors") == gdsdata.load(tmp_path / "none.safetensors") == {}
 
 
-def test_what_safetensors_cannot_say_is_refused_and_the_other_format_offered(tmp_path):
+def test_a_state_that_safetensors_cannot_hold_is_refused_and_pt_is_offered(tmp_path):
     base = torch.zeros(10)
     for state, words in (
         ({"a": base, "b": base}, "a and b share memory"),
@@ -333,7 +333,7 @@ def test_a_disk_with_room_for_two_takes_one_after_the_other(tmp_path):
         assert gdsdata.load(folder / "x.pt")["a"][0] == 5
 
 
-def test_what_was_replaced_is_freed(tmp_path):
+def test_a_save_closes_the_file_that_it_replaces(tmp_path):
     state = {"a": torch.ones(17 << 20)}
     gdsdata.save(state, tmp_path / "x.pt")
     descriptors = set(os.listdir("/proc/self/fd"))

@@ -12,7 +12,7 @@ from gdsdata.storage.cache import Cache
 
 
 @pytest.mark.parametrize("program, option", [("top", "--json"), ("top", "--once"), ("cache", "--verify")])
-def test_a_report_that_cannot_be_written_is_told_in_words(tmp_path, program, option):
+def test_a_report_that_cannot_be_written_is_an_error_in_words(tmp_path, program, option):
     Cache(str(tmp_path), 2**20)
     command = [sys.executable, "-m", f"gdsdata.{program}", option, *([str(tmp_path)] if program == "cache" else [])]
     with open("/dev/full", "w") as full:
@@ -23,7 +23,7 @@ def test_a_report_that_cannot_be_written_is_told_in_words(tmp_path, program, opt
 
 @pytest.mark.parametrize("program", ["top", "top --once", "cache", "doctor"])
 @pytest.mark.parametrize("closed", [">&-", ">&- 2>&-"])
-def test_a_report_without_a_standard_output_is_told_in_words(tmp_path, program, closed):
+def test_a_report_without_a_standard_output_is_an_error_in_words(tmp_path, program, closed):
     Cache(str(tmp_path), 2**20)
     path = "" if program.startswith("top") else f"'{tmp_path}'"
     command = f"{sys.executable} -m gdsdata.{program} {path} {closed}"

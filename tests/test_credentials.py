@@ -98,7 +98,7 @@ def test_wrong_credentials_are_refused_without_showing_them(given):
     assert SECRET not in "".join(traceback.format_exception_only(caught.value))
 
 
-def test_names_that_credentials_need_are_told_from_those_that_they_may_have():
+def test_names_that_credentials_need_are_distinguished_from_optional_ones():
     with pytest.raises(ValueError, match=r"needs access_key_id, secret_access_key \(and may have session_token\)$"):
         credentials.given({"access_key": "a", "secret_key": SECRET}, [Keys], "s3")
 

@@ -138,7 +138,7 @@ def test_an_epoch_ends_and_the_next_call_begins_another(tmp_path):
             source()
 
 
-def test_what_dali_cannot_take_is_told_with_the_remedy(tmp_path):
+def test_a_field_that_dali_cannot_take_is_an_error_with_the_remedy(tmp_path):
     texts = dali.source(photos_on("cpu", tmp_path, [b"x"] * 4, "txt"), "jpg")
     with pytest.raises(ValueError, match=r"field 'jpg' \(list\).*decode=\{'jpg': 'encoded'\}"):
         texts()

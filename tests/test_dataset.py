@@ -646,7 +646,7 @@ def test_a_source_without_files_is_refused_in_words(tmp_path):
         GDSDataset([])
 
 
-def test_files_that_do_not_tell_their_format_are_refused_in_words(tmp_path, records):
+def test_files_that_do_not_show_their_format_are_refused_in_words(tmp_path, records):
     with pytest.raises(ValueError, match=r"does not show its format .*pass format=Tokens\("):
         GDSDataset(tmp_path)
 

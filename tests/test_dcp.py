@@ -81,7 +81,7 @@ WAYS = [
 
 @pytest.mark.parametrize(("writer", "reader"), WAYS)
 @pytest.mark.parametrize("state", [trained, odd, many, dict, lambda: {"only": "text"}])
-def test_what_one_writes_the_other_reads(tmp_path, state, writer, reader):
+def test_torch_and_gdsdata_read_each_others_checkpoints(tmp_path, state, writer, reader):
     state = state()
     save(state, writer(tmp_path))
     assert_same(loaded(state, reader(tmp_path)), state)
@@ -162,7 +162,7 @@ def _item(folder, name):
     return io.BytesIO((folder / info.relative_path).read_bytes()[info.offset :][: info.length])
 
 
-def test_what_only_torch_can_read_is_left_to_it_and_named(tmp_path):
+def test_a_tensor_that_only_torch_can_read_is_left_to_it_with_a_warning(tmp_path):
     state = {"quantized": torch.quantize_per_tensor(torch.randn(20), 0.1, 3, torch.quint8), "plain": torch.ones(3)}
     save(state, GDSStorageWriter(tmp_path))
     found = {"quantized": torch.quantize_per_tensor(torch.zeros(20), 0.1, 3, torch.quint8), "plain": torch.zeros(3)}
@@ -285,7 +285,7 @@ def test_a_box_beyond_its_tensor_is_refused():
             stored.box(offsets, sizes)
 
 
-def test_of_a_part_only_its_rows_are_read(tmp_path):
+def test_a_part_of_a_tensor_is_loaded_by_reading_its_rows_alone(tmp_path):
     state = {"w": torch.randn(256, 64 * 1024)}  # rows of 256 KiB
     save(state, FileSystemWriter(tmp_path))
     require_direct(tmp_path / "__0_0.distcp")
@@ -451,7 +451,7 @@ def test_a_plain_tensor_that_says_it_holds_parts_of_another_is_planned_in_parts(
     assert torch.equal(found["model"]["w"], whole)
 
 
-def test_of_names_that_are_not_there_torchs_planner_decides(tmp_path):
+def test_names_that_are_not_there_are_left_to_torchs_planner(tmp_path):
     save({"a": torch.ones(3), "b": {"c": torch.ones(2)}}, FileSystemWriter(tmp_path))
     theirs, ours = both_plans({"a": torch.zeros(3)}, tmp_path)  # not all of the checkpoint
     assert ours == theirs and len(ours) == 1
@@ -878,7 +878,7 @@ def test_one_writer_saves_again_and_again(tmp_path):
     assert "already exists" in str(error)
 
 
-def test_plans_that_are_cached_do_not_bring_old_file_names_back(tmp_path):
+def test_cached_plans_do_not_reuse_old_file_names(tmp_path):
     for folder in (tmp_path / "x", tmp_path / "x", tmp_path / "y", tmp_path / "x"):
         for value in (1.0, 2.0):
             planner = dcp.DefaultSavePlanner(enable_plan_caching=True)

@@ -140,7 +140,7 @@ def test_subclasses_that_look_at_plans_see_all_items(planner, reader, ranks, loa
     ("planner", "reader"),
     [(GlobalPlanner, GDSStorageReader), (ChangingPlanner, GDSStorageReader), (GDSLoadPlanner, SkippingReader)],
 )
-def test_what_a_subclass_has_made_of_a_plan_is_read(planner, reader, loads):
+def test_a_plan_that_a_subclass_has_changed_is_read(planner, reader, loads):
     assert [found[planner, reader][2] for found in loads] == [0, 0]
 
 
@@ -210,7 +210,7 @@ def test_nothing_of_a_plan_that_is_not_as_torch_makes_it_is_lost(plan):
             assert getattr(came, field.name) == getattr(plan, field.name)
 
 
-def test_what_is_set_on_the_way_is_kept():
+def test_storage_data_that_are_set_on_the_way_are_kept():
     sent = packed_plan(LoadPlan([one_item()]))
     on_its_way = pickle.loads(pickle.dumps(sent))
     on_its_way.storage_data = {"mine": 1}

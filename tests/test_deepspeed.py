@@ -254,7 +254,7 @@ def ranks(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", ["ours ours", "ours engine_of", "engine_of ours"])
-def test_a_run_goes_on_whoever_writes_and_reads_the_files(ranks, name):
+def test_a_run_continues_if_either_engine_writes_or_reads_its_files(ranks, name):
     for found in ranks[1]:
         expected, resumed = found[name]
         assert expected == resumed and len(expected) == 3

@@ -115,7 +115,7 @@ def test_a_disk_that_fails_is_no_refusal_of_direct_io(file, monkeypatch):
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: os.mknod(path, stat.S_IFSOCK | 0o600)])
-def test_what_is_no_file_is_not_called_empty(tmp_path, make):
+def test_a_pipe_or_socket_is_not_called_empty(tmp_path, make):
     make(tmp_path / "x")
     found = answers(tmp_path / "x")
     assert found["reading"].answer == "unknown" and "and no file" in found["reading"].evidence
@@ -136,7 +136,7 @@ def test_examining_takes_less_than_two_seconds(file):
     assert time.perf_counter() - started < 2
 
 
-def test_what_refuses_direct_io_is_a_no_with_the_systems_reason(file, monkeypatch):
+def test_a_refusal_of_direct_io_is_a_no_with_the_systems_reason(file, monkeypatch):
     def refuse(path):
         raise IoError(22, "could not read with O_DIRECT: Invalid argument", path)
 
@@ -153,7 +153,7 @@ def test_a_file_that_refuses_direct_io_is_a_no_and_is_read_all_the_same():
 
 
 @pytest.mark.parametrize(("content", "reading", "says"), [(b"x", "yes", "1 bytes"), (b"", "unknown", "empty")])
-def test_a_file_too_short_to_tell_is_unknown(tmp_path, content, reading, says):
+def test_direct_io_of_a_file_that_is_too_short_is_unknown(tmp_path, content, reading, says):
     (tmp_path / "x").write_bytes(content)
     found = answers(tmp_path / "x")
     assert found["direct"].answer == "unknown"
@@ -201,7 +201,7 @@ def test_as_a_program(tmp_path):
 
 
 @pytest.mark.parametrize("arguments", [[], ["--json"], ["--frameworks"]])
-def test_a_report_that_cannot_be_written_is_told_and_is_no_verdict(tmp_path, arguments):
+def test_a_report_that_cannot_be_written_is_an_error_and_no_verdict(tmp_path, arguments):
     command = [sys.executable, "-m", "gdsdata.doctor", str(tmp_path), *arguments]
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
@@ -343,7 +343,7 @@ def test_tools_of_the_working_folder_are_not_run(tmp_path, monkeypatch):
     assert doctor.ThisHost({}, {}).tool("gds_stats") != "mine"
 
 
-def test_a_path_that_does_not_answer_is_told_in_time(file, monkeypatch):
+def test_a_path_that_does_not_answer_is_reported_in_time(file, monkeypatch):
     """A stat on an NFS mount whose server is gone behaves so."""
     released, plain = threading.Event(), os.stat
 
@@ -419,7 +419,7 @@ def test_a_probe_that_hangs_is_unknown_and_remembered():
     assert host.left_behind == ["gpu"]
 
 
-def test_what_a_call_raises_within_its_time_is_raised():
+def test_an_error_of_a_call_within_its_time_is_raised():
     with pytest.raises(ZeroDivisionError):
         evidence.within(5, lambda: 1 // 0)
 
@@ -601,7 +601,7 @@ def test_gds_is_verified_only_where_bytes_went_by_dma():
         (None, "unknown", "to compare"),
     ],
 )
-def test_cpu_use_of_both_ways_tells_a_fallback(cufile, answer, says):
+def test_cpu_use_of_both_ways_shows_a_fallback(cufile, answer, says):
     rows = [row("GPU by way of the host", direct=MIB)] + ([row("cuFile", **cufile)] if cufile else [])
     found = transfers.cpu_use(rows)
     assert found.answer == answer and says in found.evidence and (found.remedy or answer != "no")

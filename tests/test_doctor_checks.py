@@ -592,7 +592,7 @@ def test_the_noes_of_a_recorded_host(name, noes):
         ("laptop", {"any", "direct", "io_uring"}),
     ],
 )
-def test_what_works_on_a_recorded_host(name, working):
+def test_features_that_work_on_a_recorded_host_are_found(name, working):
     host = RecordedHost(recorded(name))
     found = diagnose(host, place_of(host, PATHS[name]))
     assert {asked for asked in ("any", "gpu", "direct", "io_uring", "gds") if works(found, asked)} == working
@@ -653,7 +653,7 @@ def test_evidence_that_cannot_be_understood_is_an_unknown_and_the_others_go_on(t
     assert found["disk_link"].answer == "no"
 
 
-def test_statistics_of_one_process_tell_what_went_through_the_host(tmp_path):
+def test_statistics_of_one_process_show_operations_that_went_through_the_host(tmp_path):
     host = RecordedHost(copied(tmp_path, "nfs_rdma"))
     host.pid = 4242
     found = finding(host, "fallback", PATHS["nfs_rdma"])

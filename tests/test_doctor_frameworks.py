@@ -68,7 +68,7 @@ def test_the_table_has_the_torch_that_is_checked_and_names_adapters_that_are_the
         assert callable(getattr(importlib.import_module(module), name, None)) or importlib.util.find_spec(one), one
 
 
-def test_what_the_tests_run_with_is_not_newer_than_the_table_says():
+def test_installed_frameworks_are_not_newer_than_the_table_says():
     newer = [(one.name, one.version) for one in frameworks.installed() if one.answer == "newer"]
     assert newer == [], "raise `newest` in gdsdata/doctor/frameworks.py"
 

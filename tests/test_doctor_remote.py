@@ -102,7 +102,7 @@ def test_a_server_of_gcs_is_read(gcs, monkeypatch):
     assert "STORAGE_EMULATOR_HOST" in found["credentials"].evidence
 
 
-def test_of_a_folder_and_a_glob_the_largest_object_is_read(faults):
+def test_the_largest_object_of_a_folder_or_a_glob_is_read(faults):
     for key, size in (("d/a.bin", 10), ("d/b.bin", 300), ("e.bin", 5000)):
         faults.put(key, bytes(size))
     for url in ("s3://bucket/d/", "s3://bucket/d/*.bin"):
@@ -130,7 +130,7 @@ def test_too_few_bytes_are_not_measured(faults):
         ("reset_before", "reset", "network"),
     ],
 )
-def test_what_is_wrong_with_a_range_is_said(faults, kind, evidence, remedy):
+def test_a_wrong_answer_for_a_range_is_reported_with_its_remedy(faults, kind, evidence, remedy):
     url = faults.make("x.bin", MIB)
     faults.fail_next(kind, 50)
     found = answers(url)

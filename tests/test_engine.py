@@ -326,7 +326,7 @@ def test_few_of_the_files_that_were_read_stay_open(tmp_path):
     assert kept <= 24 and after <= 0
 
 
-def test_what_waits_its_turn_can_be_cancelled_as_any_future(tmp_path, late):
+def test_a_read_that_waits_its_turn_can_be_cancelled_as_any_future(tmp_path, late):
     with gdsdata.Engine(late, most_calls=1) as engine:
         first, second = (engine.read(tmp_path / "x", torch.empty(MIB, dtype=torch.uint8)) for _ in range(2))
         assert second.cancel()
@@ -459,7 +459,7 @@ def test_it_takes_at_least_one_call():
         gdsdata.Engine(most_calls=0)
 
 
-def test_an_option_that_makes_no_sense_is_told_at_the_first_call(tmp_path):
+def test_an_option_that_makes_no_sense_is_an_error_at_the_first_call(tmp_path):
     with (
         gdsdata.Engine(EngineOptions(backend="magic")) as engine,
         pytest.raises(ValueError, match="no backend is called 'magic'"),

@@ -172,7 +172,7 @@ def right_of_held_out(output):
     return float(re.search(r"^held out: (\S+)% of 64 images right$", output, re.MULTILINE)[1])
 
 
-def test_train_images_learns_what_it_can_tell_of_images_it_was_not_shown(tmp_path, monkeypatch):
+def test_train_images_learns_to_classify_images_that_it_was_not_shown(tmp_path, monkeypatch):
     pytest.importorskip("torchvision")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     output = example("train_images.py", *IMAGES)

@@ -329,7 +329,7 @@ def test_a_file_truncated_while_it_is_iterated_is_corrupt_at_the_batch_that_lack
 
 
 @pytest.mark.parametrize("attempt", range(10))
-def test_what_a_truncation_left_is_still_delivered_though_others_find_the_end(tmp_path, attempt):
+def test_batches_before_a_truncation_are_delivered_though_others_find_the_end(tmp_path, attempt):
     # Many workers share a mapping. Only some see the lost part; the others have right bytes.
     expected = write_records(tmp_path / "0.bin", 256, 65536)
     options = EngineOptions(backend="posix", workers=8)

@@ -158,7 +158,7 @@ def test_a_run_that_was_cut_goes_on_with_the_next_batch(tmp_path):
     assert [given_back(batch) for batch in again] == whole[5:]
 
 
-def test_a_file_that_was_cut_since_is_an_error_and_the_rest_can_be_read_when_it_is_whole_again(tmp_path):
+def test_a_truncated_file_is_an_error_and_is_read_once_it_is_whole_again(tmp_path):
     paths, lengths, samples = write(tmp_path, [30])
     data = GDSDataset(paths, 4, Lines(lengths), device="cpu", shuffle=False)
     content = (tmp_path / "00.bin").read_bytes()
@@ -308,7 +308,7 @@ def test_record_stream_names_the_tensors_of_a_batch_that_are_on_a_gpu(monkeypatc
         ([npy(np.arange(3)), b"\x93NUMPY"], "npy"),
     ],
 )
-def test_what_cannot_be_decoded_is_named_with_its_place(tmp_path, contents, decode):
+def test_a_sample_that_cannot_be_decoded_is_named_with_its_place(tmp_path, contents, decode):
     with pytest.raises(CorruptData, match="field 'x' of .* cannot be decoded") as raised:
         decoded(tmp_path, contents, decode)
     assert raised.value.path.endswith("members")
@@ -333,7 +333,7 @@ def test_a_field_that_a_sample_lacks_is_said_to_be_missing(tmp_path):
     assert (raised.value.offset, raised.value.length) == (2560, 0)
 
 
-def test_mistakes_in_decode_are_told_at_once(tmp_path):
+def test_mistakes_in_decode_are_errors_at_once(tmp_path):
     with pytest.raises(ValueError, match="decode='jpg'"):
         decoded(tmp_path, [b"1"], "jpg")
     with pytest.raises(ValueError, match="names 'y'"):
@@ -391,7 +391,7 @@ def test_samples_of_one_size_refuse_collate_and_name_transform(tmp_path):
         GDSDataset(tmp_path / "a.bin", 2, gdsdata.formats.Records("i8", ()), device="cpu", fields=Fields(collate=list))
 
 
-def test_what_collate_makes_moves_as_a_whole():
+def test_all_tensors_that_collate_returns_are_moved():
     pair = namedtuple("pair", ("a", "b"))
     batch = [{"x": torch.ones(2)}, (torch.ones(1), "name"), pair(torch.ones(1), 3)]
     found = moved(batch, torch.device("meta"))
@@ -491,7 +491,7 @@ class Fixed:
 
 
 @pytest.mark.parametrize("ends", ["closed", "dropped"])
-def test_a_stall_is_told_and_its_memory_kept(tmp_path, ends):
+def test_a_stall_is_an_error_and_its_memory_is_kept(tmp_path, ends):
     (tmp_path / "x").write_bytes(bytes(8192))
     require_direct(tmp_path / "x")
     lent = []

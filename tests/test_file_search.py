@@ -20,7 +20,7 @@ def test_it_is_that_of_a_binary_search(counts):
 
 
 @pytest.mark.parametrize("counts", [[1] * 9, [0, 0, 5, 0, 0], [10**9, *[1] * 99], [*[0] * 99, 10**12], [7] * 5000])
-def test_of_files_alike_and_unlike(counts):
+def test_it_is_that_of_a_binary_search_among_files_alike_and_unlike(counts):
     first_sample = np.concatenate([[0], np.cumsum(counts)])
     samples = np.append(np.random.default_rng(0).integers(0, first_sample[-1], 5000), [0, first_sample[-1] - 1])
     assert np.array_equal(find_files(samples, first_sample), files_by_search(first_sample, samples))

@@ -89,7 +89,7 @@ def test_bytes_of_something_else_are_refused_with_path_and_remedy(tmp_path, name
         assert isinstance(format, Tokens) and len(index)
 
 
-def test_what_no_format_recognises_names_the_path(tmp_path):
+def test_a_circle_of_links_is_an_error_that_names_the_path(tmp_path):
     path = tmp_path / "x"
     path.symlink_to(path)
     with pytest.raises(IoError, match="Too many levels") as caught:
@@ -98,6 +98,6 @@ def test_what_no_format_recognises_names_the_path(tmp_path):
 
 
 @pytest.mark.parametrize(("paths", "error", "words"), [("a.npy", TypeError, "is one path"), ([], ValueError, "empty")])
-def test_what_is_no_list_of_paths_is_not_recognised(paths, error, words):
+def test_a_value_that_is_no_list_of_paths_is_refused(paths, error, words):
     with pytest.raises(error, match=words):
         recognise(paths)

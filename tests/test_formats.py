@@ -200,7 +200,7 @@ class TestTokens:
         assert Tokens("uint16", seq_len=9, raw=True).index([path]).sample.torch_dtype == torch.uint16
 
     @pytest.mark.parametrize(("magic", "dtype"), [(20240520, "<u2"), (20240801, "<u4")])
-    def test_llm_c_header_tells_dtype_and_place(self, tmp_path, magic, dtype):
+    def test_llm_c_header_gives_dtype_and_place(self, tmp_path, magic, dtype):
         tokens = np.arange(21, dtype=dtype)
         path = write(tmp_path / "a.bin", llm_c_head(magic, 21), tokens)
         for told in (None, dtype):

@@ -89,7 +89,7 @@ def test_a_state_that_could_not_be_saved_is_freed_with_its_last_reference(tmp_pa
     assert kept() is None
 
 
-def test_a_folder_lock_closes_its_descriptor_once_also_in_a_child_that_is_forked_meanwhile(tmp_path, monkeypatch):
+def test_a_folder_lock_closes_its_descriptor_once_if_a_child_is_forked_meanwhile(tmp_path, monkeypatch):
     lock = folder_lock.FolderLock(str(tmp_path))
     held, closed, close = lock._descriptor, [], os.close
 

@@ -105,7 +105,7 @@ def _outcomes(folder: Path, ways: list[str]) -> list[str | None]:
     return [outcome(Target(way, (), (), lambda at, way=way: _misbehaves(way, at)), folder, guard) for way in ways]
 
 
-def test_what_a_parser_does_wrong_is_named(tmp_path):
+def test_each_mistake_of_a_parser_is_named(tmp_path):
     expected = {
         "index": "IndexError at outside gdsdata: list index out of range",
         "no path": "CorruptData without a path: it is damaged",
@@ -134,7 +134,7 @@ def _hangs(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("read", "words"), [(_crashes, "crashes: SIGSEGV"), (_hangs, "hangs: still runs after 1 s")])
-def test_what_ends_or_holds_the_process_is_found_with_its_input(tmp_path, monkeypatch, read, words):
+def test_an_input_that_ends_or_holds_the_process_is_found(tmp_path, monkeypatch, read, words):
     monkeypatch.setattr(fuzz, "_HANGS_AFTER_S", 1.0)
     report = watched(Target("planted", (), (_write_sound,), read), 0.3, SEED, tmp_path, None)
     assert list(report.findings) == [words] and report.inputs >= 1

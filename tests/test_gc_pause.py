@@ -126,7 +126,7 @@ def test_a_collector_that_the_user_had_off_stays_off_and_never_runs(counted, tur
 
 @pytest.mark.parametrize("before", [True, False])
 @pytest.mark.parametrize("then", [True, False])
-def test_what_the_user_says_during_a_pause_is_kept(before, then):
+def test_gc_enable_and_disable_during_a_pause_are_kept(before, then):
     (gc.enable if before else gc.disable)()
     try:
         with collector_paused():
@@ -193,7 +193,7 @@ def test_a_thread_that_waits_lets_others_collect_and_pauses_again_behind_it():
         assert not collects()
 
 
-def test_what_was_held_off_does_not_come_before_storage_is_asked():
+def test_delayed_collections_of_older_objects_wait_until_storage_is_asked():
     collections = []
 
     def note(phase, info):

@@ -342,7 +342,7 @@ def test_twenty_epochs_take_no_more_memory_of_the_gpu_than_a_few(tmp_path, recor
     assert before - free_bytes() <= dataset.stats()["ring_bytes"] + 4 * MIB
 
 
-def test_data_sets_made_and_dropped_give_the_memory_of_the_gpu_back(tmp_path, records, delivery):
+def test_data_sets_made_and_dropped_release_the_memory_of_the_gpu(tmp_path, records, delivery):
     def use() -> None:
         list(itertools.islice(read(tmp_path, prefetch=8, **delivery), 5))
 
@@ -456,7 +456,7 @@ def test_a_tensor_still_being_computed_is_written_when_it_is(tmp_path, shape, of
     assert torch.equal(read_tensor(tmp_path / "x", torch.float32, shape, offset), tensor.cpu())
 
 
-def test_what_is_computed_on_another_stream_is_written_from_there(tmp_path):
+def test_a_write_waits_for_the_stream_that_computes_its_tensor(tmp_path):
     stream, tensor = torch.cuda.Stream(), torch.zeros(MIB, device="cuda")
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
@@ -552,7 +552,7 @@ def test_many_reads_and_writes_at_once_on_both_devices(tmp_path):
         assert set(statistics) == {"cpu", "cuda:0"} and all(one["errors"] == 0 for one in statistics.values())
 
 
-def test_what_is_read_is_there_for_every_stream(tmp_path):
+def test_a_finished_read_is_complete_for_every_stream(tmp_path):
     data = torch.frombuffer(bytearray(random_bytes(8 * MIB)), dtype=torch.uint8)
     (tmp_path / "x").write_bytes(bytes(data.numpy()))
     with gdsdata.Engine() as engine:
@@ -673,7 +673,7 @@ def what_a_forked_child_says(folder: Path) -> list[int]:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_child_is_told_and_the_parent_goes_on(tmp_path, records):
+def test_a_forked_child_gets_an_error_and_the_parent_goes_on(tmp_path, records):
     assert in_new_process(what_a_forked_child_says, tmp_path) == [0] * 5
 
 

@@ -87,7 +87,7 @@ def test_statuses_are_those_of_the_system(paths, is_slow, count, tmp_path):
 
 @pytest.mark.parametrize("head_bytes", [0, 8])
 @pytest.mark.parametrize("place", [0, 70, 299])
-def test_what_is_no_file_is_an_error_that_names_it(paths, is_slow, tmp_path, place, head_bytes):
+def test_a_path_that_is_no_file_is_an_error_that_names_it(paths, is_slow, tmp_path, place, head_bytes):
     os.mkfifo(tmp_path / "pipe")
     before = descriptors()
 

@@ -94,7 +94,7 @@ def counted(folder, *patterns):
 
 
 @pytest.mark.parametrize("checkpoints", [True, False])
-def test_files_of_checkpoints_go_through_gdsdata_unless_told_otherwise(folder, monkeypatch, checkpoints):
+def test_files_of_checkpoints_go_through_gdsdata_unless_checkpoints_is_false(folder, monkeypatch, checkpoints):
     called = note_calls(monkeypatch, installed, "save_file", "load_file")
     before, resumed = COUNTS.snapshot(), folder / "run" / "checkpoint-10"
     for options in ({}, {"save_strategy": "no"}):
@@ -203,7 +203,7 @@ def test_other_data_are_refused(folder):
         hf_trainer.use(trainer_of(folder), train=[1])
 
 
-def test_a_trainer_that_was_not_told_stacks_with_a_warning(folder, monkeypatch):
+def test_a_trainer_without_use_stacks_batches_with_a_warning(folder, monkeypatch):
     monkeypatch.setattr(engine, "_warned", set())  # other tests may have had the warning
     trainer = trainer_of(folder, data_of(folder, drop_last=True), max_steps=1)
     with pytest.warns(RuntimeWarning, match=r"hf_trainer.use\(trainer\)"):

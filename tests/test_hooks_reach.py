@@ -253,7 +253,7 @@ def test_a_function_as_map_location_gets_what_torch_gives_it(tmp_path, kind, mak
 
 @pytest.mark.parametrize("result", [lambda storage: 5, lambda storage: 1 / 0, lambda storage: torch.ones(3)])
 @pytest.mark.parametrize("extra", [None, set()])
-def test_what_a_map_location_function_does_wrong_ends_in_torchs_error(tmp_path, result, extra):
+def test_a_wrong_map_location_function_ends_in_torchs_error(tmp_path, result, extra):
     torch.save([torch.arange(5), extra], tmp_path / "x.pt")
     errors = []
     for hooked in (False, True):

@@ -227,7 +227,7 @@ def test_a_new_cache_is_for_its_user_alone_and_a_folder_that_is_there_keeps_its_
     assert (mode_of(tmp_path / "new"), mode_of(tmp_path / "shared")) == (0o700, 0o770)
 
 
-def test_what_is_kept_in_a_users_cache_is_for_that_user_alone(tmp_path, monkeypatch, open_umask):
+def test_files_in_a_users_cache_are_for_that_user_alone(tmp_path, monkeypatch, open_umask):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with caches.written(caches.place_of("/data/x.mds", "user", "mds", "unpacked")) as file:
         file.write(b"samples")

@@ -193,7 +193,7 @@ def extents(begins, lengths):
     return Extents.of(np.array(begins), np.array(lengths))
 
 
-def test_every_part_of_an_index_that_tells_of_samples_counts():
+def test_every_part_of_an_index_that_describes_samples_counts():
     one = np.ones(1, np.int64)
     base = FieldIndex(
         ["/a"],

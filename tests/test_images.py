@@ -127,7 +127,7 @@ def test_transparent_pixels_of_a_palette_have_their_own_colour(kind):
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
-def test_what_exif_says_is_turned_comes_upright(kind):
+def test_an_image_that_exif_says_is_turned_is_decoded_upright(kind):
     upright = codec.decode(sample(encoded(photo(), kind)), "RGB")
     found = codec.decode(sample(encoded(photo(), kind, exif=turned(6))), "RGB")  # 6: the top is on the right
     assert torch.equal(found, upright.rot90(-1, (1, 2)))
@@ -162,7 +162,7 @@ def test_the_first_damaged_image_of_a_batch_is_the_one_that_is_named(tmp_path):
         assert raised.value.offset == 5 * len(contents[0])
 
 
-def test_mistakes_in_an_images_settings_are_told_at_once():
+def test_mistakes_in_an_images_settings_are_errors_at_once():
     for mistake, named in (({"mode": "BGR"}, "BGR"), ({"resize": (0, 4)}, "height"), ({"resize": (4,)}, "height")):
         with pytest.raises(ValueError, match=named):
             Image(**mistake)
@@ -296,7 +296,7 @@ def test_a_plain_jpeg_is_for_the_gpu(arguments):
     assert images.is_plain_jpeg(sample(encoded(photo().convert("L"), **arguments)))
 
 
-def test_what_the_gpu_would_show_otherwise_is_not():
+def test_images_that_the_gpu_would_decode_differently_are_no_plain_jpegs():
     jpeg = encoded(photo())
     others = [encoded(photo(), kind) for kind in ("PNG", "WEBP", "GIF")]
     others += [encoded(photo(), exif=turned(orientation)) for orientation in range(2, 9)]
@@ -351,7 +351,7 @@ def test_plain_jpegs_are_decoded_by_the_gpu_in_one_call_and_the_others_copied_to
     assert [id(one) for one in gpu.asked] == [id(samples[i]) for i in (0, 2, 3, 5, 6)] and len(gpu.copied) == 3
 
 
-def test_what_the_gpu_refuses_is_decoded_on_the_cpu_with_a_warning(monkeypatch, threads):
+def test_images_that_the_gpu_refuses_are_decoded_on_the_cpu_with_a_warning(monkeypatch, threads):
     gpu, samples = Gpu(monkeypatch, refuses=True), [sample(encoded(photo(seed=i))) for i in range(4)]
     monkeypatch.setattr(gdsdata.io.engine, "_warned", set())
     with pytest.warns(RuntimeWarning, match="decoded on the CPU: no nvJPEG"):

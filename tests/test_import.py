@@ -25,7 +25,7 @@ for name, others in eval(sys.argv[1]):
 """
 
 
-def test_an_import_and_a_use_bring_no_more_modules_than_they_need():
+def test_an_import_and_a_use_load_no_more_modules_than_they_need():
     unneeded = [
         ("GDSDataset", {"gdsdata.checkpoint", "gdsdata.data.mix"}),
         ("save", {"gdsdata.data.dataset", "torch.distributed.checkpoint"}),

@@ -169,7 +169,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("pattern", ["", "*.npy"])
-def test_what_has_changed_is_indexed_anew(tmp_path, data, change, pattern):
+def test_a_source_that_has_changed_is_indexed_anew(tmp_path, data, change, pattern):
     source, cache = str(data / pattern), tmp_path / "cache"
     values(source, cache)
     CHANGES[change](data)

@@ -148,7 +148,7 @@ class TestLanes:
         order = Order(100, batch_size, Lanes.fitting(100, 8, batch_size), 0, False, 0, 1)
         assert sorted(order.samples_of(1, range(1))[0].tolist()) == list(range(100))
 
-    def test_pieces_are_small_where_there_are_few_samples_and_one_sample_where_samples_are_long(self):
+    def test_pieces_are_small_for_few_samples_and_one_sample_for_long_samples(self):
         assert Lanes.fitting(5000, 4096, 64).piece_samples == 5000 // (64 * 16)
         assert Lanes.fitting(10, 4096, 4).piece_samples == 1
         assert Lanes.fitting(10**6, 2**22, 64).piece_samples == 1

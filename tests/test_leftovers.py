@@ -194,7 +194,7 @@ print(count() - before, [path.name for path in folder.glob("*.tmp")])
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_another_process_is_writing_stays_and_can_be_committed(tmp_path, name):
+def test_a_file_that_another_process_is_writing_stays_and_can_be_committed(tmp_path, name):
     others = [BeingSaved(tmp_path / name) for _ in range(2)]
     theirs = temporaries(tmp_path)
     for value in (1, 2):
@@ -219,7 +219,7 @@ def test_a_forked_child_removes_nothing_of_its_parents_save(tmp_path):
     assert (tmp_path / "x").read_bytes() == bytes(5)
 
 
-def test_a_file_that_is_taken_away_in_the_middle_of_a_save_is_told(tmp_path):
+def test_a_temporary_file_that_is_removed_during_a_save_is_an_error(tmp_path):
     output = engine.Output(str(tmp_path / "x"), 5)
     (name,) = temporaries(tmp_path)
     (tmp_path / name).unlink()

@@ -56,7 +56,7 @@ def test_a_checkpoint_is_a_file_of_torch(tmp_path, kind):
     assert not path.exists()
 
 
-def test_what_is_not_there_is_an_error_to_load_and_none_to_remove(tmp_path):
+def test_a_missing_checkpoint_is_an_error_to_load_and_none_to_remove(tmp_path):
     plugin = GDSCheckpointIO()
     plugin.remove_checkpoint(tmp_path / "none.ckpt")
     with pytest.raises(FileNotFoundError):

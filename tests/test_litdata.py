@@ -377,7 +377,7 @@ class TestDamage:
 
     @pytest.mark.parametrize("name", ["chunk-0-0.bin", "index.json"])
     @pytest.mark.parametrize("seed", range(4))
-    def test_whatever_is_damaged_no_extent_leaves_its_file(self, tmp_path, name, seed):
+    def test_no_damage_makes_an_extent_leave_its_file(self, tmp_path, name, seed):
         array = pack_array(np.zeros((2, 3), "f4"), "tensor", ">")
         files = [[[b"j" * i, array, bytes(8), bytes(2 * i)] for i in range(4)]] * 2
         path = write(tmp_path, dict.fromkeys("abcd", 0), ["jpeg", "tensor", "int", "no_header_numpy:5"], files)

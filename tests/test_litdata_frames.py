@@ -99,7 +99,7 @@ def test_shards_that_must_not_be_unpacked_are_refused(tmp_path, frame_rows, leve
 
 
 @pytest.mark.parametrize("frame_rows", [0, 2])
-def test_a_shard_cut_short_anywhere_is_told(tmp_path, frame_rows):
+def test_a_shard_cut_short_anywhere_is_corrupt(tmp_path, frame_rows):
     path, _ = write_framed(tmp_path / "data", frame_rows)
     shard = tmp_path / "data" / "chunk-0-1.bin"
     sound = shard.read_bytes()
@@ -115,7 +115,7 @@ def test_a_shard_cut_short_anywhere_is_told(tmp_path, frame_rows):
 @pytest.mark.parametrize(
     "at, value, said", [(0, b"LDFZ02", "magic of"), (8, b"\2", "version 2"), (12, b"\6", "6 samples")]
 )
-def test_a_head_that_says_something_else_is_told(tmp_path, at, value, said):
+def test_a_wrong_magic_version_or_count_in_a_head_is_corrupt(tmp_path, at, value, said):
     path, _ = write_framed(tmp_path)
     shard = tmp_path / "chunk-0-0.bin"
     sound = shard.read_bytes()
@@ -138,7 +138,7 @@ SAMPLE_AT = 4 * 7  # of `write_plain`'s five samples
         (SAMPLE_AT + 4, b"\xe0" + b"\xff" * 8, "unpacked, it would have 4294967"),
     ],
 )
-def test_samples_that_say_something_else_are_told(tmp_path, at, value, said):
+def test_a_wrong_table_of_offsets_or_frame_of_a_sample_is_corrupt(tmp_path, at, value, said):
     path, _ = write_framed(tmp_path, 0)
     shard = tmp_path / "chunk-0-0.bin"
     sound = shard.read_bytes()

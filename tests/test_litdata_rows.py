@@ -135,7 +135,7 @@ def test_bytes_that_are_gone_are_counted_from_there_too(tmp_path):
 
 
 @pytest.mark.parametrize("compression", [None, "zstd"])
-def test_whatever_is_damaged_it_is_read_or_refused(tmp_path, compression):
+def test_a_damaged_shard_is_read_or_refused(tmp_path, compression):
     path = write_rows(tmp_path, two_tables(), compression=compression)
     shard, rng, outcomes = tmp_path / "chunk-0-0.bin", random.Random(1), set()
     sound = shard.read_bytes()

@@ -58,7 +58,7 @@ def test_a_save_calls_python_hardly_ever_for_one_more_tensor(tmp_path):
     assert calls_per_tensor(saving) < 8
 
 
-def test_the_stall_of_a_save_in_the_background_calls_python_hardly_ever_for_one_more_tensor(tmp_path):
+def test_a_background_save_hardly_calls_python_more_for_one_more_tensor(tmp_path):
     with gdsdata.AsyncCheckpointer(tmp_path) as checkpointer:
 
         def saving(count):

@@ -144,7 +144,7 @@ class TestColumns:
         assert read_column(index, "text") == [text for _, _, text in samples]
         assert [int(label) for label in read_column(index, "label")] == [i for i in range(1, 40) for _ in range(i % 4)]
 
-    def test_of_several_damaged_shards_the_first_one_is_named(self, tmp_path, monkeypatch):
+    def test_the_first_of_several_damaged_shards_is_named(self, tmp_path, monkeypatch):
         files = [[[b"image", b"text"] for _ in range(3)] for _ in range(20)]
         path = write_mds(tmp_path, {"image": "jpeg", "text": "str"}, [None, None], files)
         for i in (19, 5, 6):
@@ -500,7 +500,7 @@ class TestDamage:
 
     @pytest.mark.parametrize("name", ["shard.00000.mds", "index.json"])
     @pytest.mark.parametrize("seed", range(4))
-    def test_whatever_is_damaged_no_extent_leaves_its_file(self, tmp_path, name, seed):
+    def test_no_damage_makes_an_extent_leave_its_file(self, tmp_path, name, seed):
         files = [[[b"j" * i, pack_array(np.zeros((2, i + 1), "f4")), b"1234"] for i in range(4)]] * 2
         path = write_mds(tmp_path, {"a": "jpeg", "b": "ndarray", "c": "int32"}, [None, None, 4], files)
         outcomes = outcomes_of_damage(
@@ -620,7 +620,7 @@ class TestCompressed:
             (batch,) = GDSDataset(data, 10, Mds(unpacked=where), shuffle=False, device="cpu")
             assert [bytes(one.numpy()) for one in batch["text"].as_list()] == self.expected()
 
-    def test_where_they_lie_is_told_when_they_are_unpacked_and_not_again(self, data, tmp_path):
+    def test_the_folder_of_unpacked_shards_is_a_warning_once(self, data, tmp_path):
         source = pack_shards(data, "gz")
         said = rf"2 compressed shards were unpacked into {tmp_path}/kept, where .* GB"
         with pytest.warns(RuntimeWarning, match=said):
@@ -640,7 +640,7 @@ class TestCompressed:
         assert after[0] == before[0] and after[1] != before[1]
         assert len(os.listdir(tmp_path / "kept")) == 2  # the earlier file's unpacked data was removed
 
-    def test_what_lies_unpacked_beside_is_read_there(self, data):
+    def test_unpacked_shards_beside_the_packed_ones_are_read(self, data):
         whole = (data / "shard.00000.mds").read_bytes()
         source = pack_shards(data, "lz4")
         with pytest.raises(ValueError, match=r"compressed as a whole \(lz4\).*only zstd, gz, bz2, br, snappy are"):
@@ -683,7 +683,7 @@ class TestCompressed:
             Mds(unpacked=str(tmp_path / "kept")).index([source])
         assert caught.value.errno == errno.ENOSPC and os.listdir(tmp_path / "kept") == []
 
-    def test_a_folder_that_cannot_be_made_is_told(self, data, tmp_path):
+    def test_a_folder_that_cannot_be_made_is_an_error(self, data, tmp_path):
         (tmp_path / "file").touch()
         with pytest.raises(IoError, match="cannot be unpacked into .*; choose another with unpacked="):
             Mds(unpacked=str(tmp_path / "file")).index([pack_shards(data, "gz")])
@@ -695,7 +695,7 @@ class TestCompressed:
         with pytest.raises(CorruptData, match="no path below this folder|a shard's name is None"):
             Mds().index([source])
 
-    def test_what_a_killed_process_left_is_removed_when_it_is_old(self, data, tmp_path):
+    def test_old_leftovers_of_a_killed_process_are_removed(self, data, tmp_path):
         source, kept = pack_shards(data, "gz"), tmp_path / "kept"
         (shard, _) = Mds(unpacked=str(kept)).index([source]).paths
         left = [kept / f"{os.path.basename(shard)}.{name}.tmp" for name in ("old", "new")]
@@ -706,7 +706,7 @@ class TestCompressed:
         Mds(unpacked=str(kept)).index([source])
         assert not left[0].exists() and left[1].exists() and (kept / "another file").exists()
 
-    def test_a_missing_package_is_told_with_its_extra(self, data, monkeypatch):
+    def test_a_missing_package_is_an_error_with_its_extra(self, data, monkeypatch):
         source = pack_shards(data, "zstd")
         for name in ("zstandard", "compression"):
             monkeypatch.setitem(sys.modules, name, None)

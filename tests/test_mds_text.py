@@ -174,7 +174,7 @@ def test_shards_that_are_left_out_are_not_judged(tmp_path, name):
         ("csv", b"0,tab,inf\n", b"", "has 2 rows and should have 3"),
     ],
 )
-def test_damaged_lines_are_told_with_their_shard(tmp_path, kind, old, new, said):
+def test_damaged_lines_are_corrupt_and_name_their_shard(tmp_path, kind, old, new, said):
     path = write(tmp_path, kind)
     shard = tmp_path / f"shard.00000.{kind}"
     content = shard.read_bytes().replace(old, new, 1)
@@ -200,7 +200,7 @@ def test_bools_in_a_column_of_texts_are_damage(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b'{"n": null, "text": "", "x": 1.0}\n', b"[" * 10**5 + b"\n"])
-def test_nulls_and_nests_are_told(tmp_path, content):
+def test_nulls_and_deep_nests_are_corrupt(tmp_path, content):
     path = write(tmp_path, "json")
     (tmp_path / "shard.00000.json").write_bytes(content)
     edit_json(tmp_path / "index.json", set_at(["shards", 0, "raw_data", "bytes"], len(content)))
@@ -264,7 +264,7 @@ def test_lines_are_the_same_in_steps_of_any_size(tmp_path, monkeypatch, newline,
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_whatever_is_damaged_it_is_read_or_told(tmp_path, kind):
+def test_a_damaged_file_is_read_or_refused(tmp_path, kind):
     path = write(tmp_path, kind)
     rng, outcomes = random.Random(kind), set()
     for name in (f"shard.00000.{kind}", "index.json"):

@@ -78,7 +78,7 @@ def test_a_mount_point_whose_name_is_not_utf_8_hides_no_group(tmp_path):
     assert memory_budget.available_bytes(root) == GIB
 
 
-def test_what_a_group_has_taken_counts_but_for_its_page_cache(tmp_path):
+def test_memory_that_a_group_has_taken_counts_without_its_page_cache(tmp_path):
     root = machine(tmp_path, 9 * GIB, "0::/pod\n", V2_MOUNT)
     group_v2(tmp_path / "sys/fs/cgroup/pod", 4 * GIB, 3 * GIB, 2 * GIB, GIB)
     assert memory_budget.available_bytes(root) == 2 * GIB

@@ -373,7 +373,7 @@ def test_breaking_off_ends_the_sources_readers(tmp_path):
     assert all(source._iteration.running is None for source in fields)
 
 
-def test_the_error_of_a_source_is_raised_at_its_batch_and_the_mix_goes_on_when_it_is_mended(folder, tmp_path):
+def test_a_sources_error_is_raised_and_the_mix_continues_once_it_is_mended(folder, tmp_path):
     for file in folder.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     blended = mix(tmp_path, (2, 1, 1))
@@ -391,7 +391,7 @@ def test_weights_that_are_none_are_refused(folder, weights):
         mix(folder, weights)
 
 
-def test_mistakes_are_told_at_once(folder):
+def test_mistakes_are_errors_at_once(folder):
     some = sources(folder)
     with pytest.raises(ValueError, match="2 weights for 3 sources"):
         Mix(some, [1, 1])

@@ -140,7 +140,7 @@ def test_the_query_of_an_address_is_no_part_of_its_name():
         ("train", "README.md", "no file or folder"),
     ],
 )
-def test_what_names_do_not_say_is_refused_in_words(split, files, words):
+def test_a_split_that_names_do_not_show_is_refused_in_words(split, files, words):
     with pytest.raises(ValueError, match=words):
         of(split, *files.split())
 

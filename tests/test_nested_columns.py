@@ -367,7 +367,7 @@ def test_files_whose_times_have_other_units_are_refused(tmp_path, kind, ending):
 
 
 @pytest.mark.parametrize("ending", FORMATS)
-def test_columns_that_stand_in_the_names_of_folders_alone_are_told(tmp_path, ending, recwarn):
+def test_columns_in_the_names_of_folders_alone_are_reported(tmp_path, ending, recwarn):
     for label in "ab":
         write(tmp_path / f"label={label}" / f"0{ending}", pa.table({"x": [1]}))
     paths = f"{tmp_path}/*/*{ending}"
@@ -475,7 +475,7 @@ class TestNulls:
         assert eval(repr(kind(fill_null={"x": 1})), {kind.__name__: kind}) == kind(fill_null={"x": 1})
 
 
-def test_columns_that_are_wanted_bring_members_of_structs_alone(tmp_path, suffix):
+def test_a_chosen_struct_includes_its_members_and_no_columns_with_dots(tmp_path, suffix):
     table = pa.table({"a": [1, 2], "a.b": [3, 4], "s": [{"m": 5}, {"m": 6}], "s.x": [7, 8]})
     path = write(tmp_path / f"a{suffix}", table)
     assert read(path, FORMATS[suffix](("a", "s"))) == {"a": [1, 2], "s.m": [5, 6]}

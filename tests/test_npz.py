@@ -318,7 +318,7 @@ class TestDamage:
                 Npz().index([str(path)])
 
     @pytest.mark.parametrize("seed", range(4))
-    def test_whatever_is_damaged_no_extent_leaves_its_file(self, tmp_path, monkeypatch, seed):
+    def test_no_damage_makes_an_extent_leave_its_file(self, tmp_path, monkeypatch, seed):
         monkeypatch.setattr(npz, "_FILES_AT_ONCE", 1)
         path, whole = tmp_path / "a.npz", tmp_path / "0.npz"
         write(path, x=np.arange(12).reshape(4, 3), y=np.arange(4))
@@ -358,7 +358,7 @@ class TestVerify:
                 assert caught.value.length == member.file_size
             assert len(Npz("file", ("y",), verify=True).index([str(path)])) == 1, "x is not wanted"
 
-    def test_of_many_equal_files_each_is_compared(self, tmp_path):
+    def test_each_of_many_equal_files_is_compared(self, tmp_path):
         paths = [write(tmp_path / f"{i}.npz", x=np.full(9, i)) for i in range(5)]
         assert len(Npz(verify=True).index(paths)) == 5
         data = bytearray((tmp_path / "3.npz").read_bytes())

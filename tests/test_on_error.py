@@ -236,7 +236,7 @@ def test_a_sample_that_cannot_be_decoded_is_left_out_of_its_batch(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:gdsdata")
-def test_ranks_have_equally_many_batches_where_samples_are_left_out_and_resume_gives_the_same(tmp_path):
+def test_ranks_have_equally_many_batches_if_samples_are_skipped_and_can_resume(tmp_path):
     path, format = numbered(tmp_path, {3, 4, 5})
     shares = [decoded(path, format, rank=rank, world_size=2)[1] for rank in range(2)]
     assert len(shares[0]) == len(shares[1]) == 5 and sum(map(len, [*shares[0], *shares[1]])) == 37
@@ -325,7 +325,7 @@ def test_samples_of_a_file_that_was_cut_since_are_left_out_and_the_order_stays(t
 
 @pytest.mark.parametrize("kind", READERS)
 @pytest.mark.filterwarnings("ignore:gdsdata")
-def test_what_can_be_read_the_second_time_is_not_left_out(tmp_path, kind):
+def test_a_sample_that_can_be_read_the_second_time_is_not_left_out(tmp_path, kind):
     reader, numbers = READERS[kind]
     write_numbers(tmp_path, 4)
     whole = list(map(numbers, reader(tmp_path, shuffle=False)))

@@ -20,7 +20,7 @@ def test_only_options_that_differ_from_their_defaults_are_shown():
     assert repr(EngineOptions(direct="never", workers=2)) == "EngineOptions(workers=2, direct='never')"
 
 
-def test_what_is_shown_makes_equal_options():
+def test_the_repr_of_options_makes_equal_options():
     options = EngineOptions(backend="posix", strict=True, segment_bytes=5, faults="seed=1")
     assert eval(repr(options)) == options and dataclasses.replace(options) == options
 

@@ -191,9 +191,7 @@ def test_bytes_of_no_known_kind_are_refused_as_before(tmp_path):
 
 @pytest.mark.parametrize("log, library", [("_delta_log", "deltalake.DeltaTable"), (".hoodie", "Hudi's own library")])
 @pytest.mark.parametrize("split", [None, "train"])
-def test_the_folder_of_a_table_with_a_log_is_refused_because_some_of_its_files_may_have_no_rows_now(
-    tmp_path, log, library, split
-):
+def test_the_folder_of_a_table_with_a_log_is_refused_and_named_files_are_read(tmp_path, log, library, split):
     for name in ("0.parquet", "1.parquet"):
         pq.write_table(pa.table({"x": [1, 2]}), tmp_path / name)
     (tmp_path / log).mkdir()

@@ -180,7 +180,7 @@ class TestRows:
         found = [(int(sample["id"]), sample["text"]) for batch in data for sample in batch]
         assert found == [(i, str(i)) for i in range(25)]
 
-    def test_that_cannot_be_decoded_are_told_by_file_row_group_and_row(self, tmp_path):
+    def test_that_cannot_be_decoded_are_named_by_file_row_group_and_row(self, tmp_path):
         path = write(tmp_path / "a.parquet", pa.table({"j": ["1"] * 13 + ["{"]}))
         with pytest.raises(CorruptData, match=f"row 3 of row group 1 of {path}: column 'j' cannot be decoded"):
             list(gdsdata.GDSDataset(path, 14, shuffle=False, device="cpu", fields=gdsdata.Fields(decode={"j": "json"})))
@@ -529,7 +529,7 @@ class TestEpochs:
 
 
 class TestDamage:
-    def test_a_file_cut_short_anywhere_is_told(self, tmp_path):
+    def test_a_file_cut_short_anywhere_is_corrupt(self, tmp_path):
         path = tmp_path / "a.parquet"
         write(path, awkward(9))
         sound = path.read_bytes()
@@ -575,7 +575,7 @@ class TestDamage:
         assert sum((batch["id"].tolist() for batch in data), []) == list(range(20))
         assert data.stats()["skipped"]["files"] == 1
 
-    def test_a_file_that_is_replaced_is_told(self, tmp_path):
+    def test_a_file_that_is_replaced_is_corrupt(self, tmp_path):
         path = tmp_path / "a.parquet"
         write(path, numbered(50))
         dataset = gdsdata.GDSDataset(path, 10, device="cpu")
@@ -585,7 +585,7 @@ class TestDamage:
         assert sum(len(batch["id"]) for batch in dataset) == 60  # the next epoch looks at the file again
 
     @pytest.mark.parametrize("part", ["footer", "data"])
-    def test_whatever_bytes_say_rows_are_right_or_an_error_names_the_file(self, tmp_path, part):
+    def test_damage_gives_right_rows_or_an_error_that_names_the_file(self, tmp_path, part):
         """Rows with sound page checksums are right. Other damage may not change their number."""
         path = tmp_path / "a.parquet"
         write(path, awkward(40), write_page_checksum=True)
@@ -667,7 +667,7 @@ class TestFooters:
         found = row_groups_of(footer_of(path.read_bytes()), 0, str(path))
         assert len(found) == 40 // group_rows and found == said_by_pyarrow(path)
 
-    def test_cut_short_anywhere_are_told(self, tmp_path):
+    def test_cut_short_anywhere_are_corrupt(self, tmp_path):
         path = tmp_path / "a.parquet"
         write(path, awkward(9), 9)
         footer = footer_of(path.read_bytes())
@@ -676,7 +676,7 @@ class TestFooters:
                 row_groups_of(footer[:length], 77, str(path))
             assert (caught.value.path, caught.value.offset, caught.value.length) == (str(path), 77, length)
 
-    def test_with_whatever_bytes_are_read_or_told(self, tmp_path):
+    def test_with_damaged_bytes_are_read_or_corrupt(self, tmp_path):
         path = tmp_path / "a.parquet"
         write(path, awkward(9), 3)
         sound, rng, told = footer_of(path.read_bytes()), random.Random(0), 0
@@ -727,7 +727,7 @@ class TestFooters:
         with pytest.raises(CorruptData, match=f"row group 0 of {path}, .* histogram size mismatch"):
             read_all(path)
 
-    def test_with_row_groups_of_other_columns_than_the_schemas_are_told(self, tmp_path):
+    def test_with_row_groups_of_other_columns_than_the_schemas_are_corrupt(self, tmp_path):
         paths = [tmp_path / name for name in ("one", "two")]
         for path, columns in zip(paths, (["id"], ["id", "text"]), strict=True):
             write(path, numbered(10).select(columns), store_schema=False)

@@ -160,7 +160,7 @@ def test_the_engine_pickles_the_state_of_an_optimizer(without_python):
 
 
 @pytest.mark.parametrize("value", [bytearray(b"ab"), type(None), Ellipsis, "\ud800", [[]] * 3])
-def test_what_the_engine_leaves_to_python_is_pickled_all_the_same(value):
+def test_a_value_that_the_engine_leaves_to_python_is_pickled_as_by_torch(value):
     assert pickle_with_storages([value, torch.ones(2)]).pickle == torchs_pickle([value, torch.ones(2)])
 
 

@@ -82,7 +82,7 @@ def test_a_model_is_counted_without_its_state_dict():
     assert 2 * MIB < size_of({"model": Model(1024, 512)}).bytes < 2.1 * MIB
 
 
-def test_what_other_objects_hold_is_counted_by_their_state_dict():
+def test_tensors_in_other_objects_are_counted_by_their_state_dict():
     class Trainer:
         def state_dict(self):
             return {"weights": {"w": torch.zeros(MIB // 4)}}
@@ -175,7 +175,7 @@ def test_a_forked_child_may_drop_a_checkpointer_whose_lock_is_held(tmp_path):
     checkpointer.close()
 
 
-def test_what_is_no_state_is_refused(tmp_path):
+def test_a_value_that_is_no_state_is_refused(tmp_path):
     with AsyncCheckpointer(tmp_path) as checkpointer, pytest.raises(TypeError, match="give a dict"):
         checkpointer.prepare([torch.zeros(3)])
 

@@ -110,7 +110,7 @@ def test_an_environment_that_says_half_or_nonsense_is_refused(monkeypatch, said,
     ],
     ids=str,
 )
-def test_one_process_of_an_allocation_for_several_is_alone_and_is_told_so_once(monkeypatch, said):
+def test_one_process_of_an_allocation_for_several_is_alone_and_warns_once(monkeypatch, said):
     with pytest.warns(UserWarning, match="allocation is for 4 tasks, but srun did not start this process") as warned:
         assert found(monkeypatch, said) is None and found(monkeypatch, said) is None
     assert len(warned) == 1

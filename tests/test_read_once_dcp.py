@@ -123,7 +123,7 @@ def test_torch_need_not_exchange_plans_for_that(loads, folder):
     assert name == "IoError" and "__0_0.distcp" in message
 
 
-def test_checksums_are_compared_by_who_reads(loads, folder):
+def test_checksums_are_compared_by_the_rank_that_reads(loads, folder):
     assert {digest for rank in loads for _, digest in [rank["verify"]]} == {digest_of(state_of(8))}
     if drop_cache(*(folder / "ours").glob("*.distcp")):
         assert sum(counts for rank in loads for counts, _ in [rank["verify"]]) <= 1.02 * bytes_in(folder / "ours") + MIB

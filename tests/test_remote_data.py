@@ -232,7 +232,7 @@ def test_sizes_are_written_with_units(said, expected):
 
 
 @pytest.mark.parametrize("said", ["", "GiB", "-1", "1 XB", "1e9", -1])
-def test_what_is_no_size_is_refused(said):
+def test_a_value_that_is_no_size_is_refused(said):
     with pytest.raises(ValueError, match="cache_bytes="):
         size_bytes_of(said)
 

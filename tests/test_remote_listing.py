@@ -82,7 +82,7 @@ def test_an_object_that_is_new_since_a_list_of_a_folder_above_is_found(server):
 
 
 @pytest.mark.parametrize("source", ["nothing", "nothing/", "no*", "data/*/x", "data/*/"])
-def test_what_means_no_object_is_named(server, source):
+def test_a_url_of_no_object_is_an_error_that_says_so(server, source):
     put(server, "data/a")
     with pytest.raises(FileNotFoundError, match="is no object, no prefix with objects and no glob of any"):
         listing_of(server.url(source))

@@ -55,7 +55,7 @@ def test_a_file_replaced_during_a_load_is_read_as_it_was_opened(tmp_path, name, 
     assert gdsdata.load(path).keys() == NEW.keys()
 
 
-def test_what_torch_unpickles_is_of_the_file_that_was_opened(tmp_path, before_reading):
+def test_unpickling_by_torch_reads_the_file_that_was_opened(tmp_path, before_reading):
     path = tmp_path / "x.pt"
     torch.save({**OLD, "odd": Odd()}, path)
     before_reading(lambda: torch.save({**NEW, "odd": None}, tmp_path / "new") or os.replace(tmp_path / "new", path))

@@ -61,7 +61,7 @@ def test_a_mounted_file_is_written_by_torch_under_hooks_with_one_warning(mounted
     assert value_in(mounted.parent / "source") == 2
 
 
-def test_a_mounted_file_cannot_be_replaced_and_that_is_told_before_a_byte_is_written(mounted):
+def test_a_mounted_file_is_refused_before_a_byte_is_written(mounted):
     for write in (lambda: save(mounted, 1), lambda: gdsdata.write_tensor(torch.zeros(10_000), mounted)):
         with pytest.raises(NotReplaceable, match="it is a mount point.* mount its folder instead"):
             write()
@@ -186,7 +186,7 @@ def test_a_file_that_is_replaced_keeps_its_owner(tmp_path):
     assert (status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode)) == (1234, 4321, 0o4640)
 
 
-def test_what_will_replace_a_private_file_is_private_from_the_start(tmp_path):
+def test_the_temporary_file_for_a_private_file_is_private_from_the_start(tmp_path):
     path = tmp_path / "x"
     path.touch(0o600)
     output = engine.Output(str(path), 5)
@@ -213,7 +213,7 @@ def test_links_are_followed_as_torch_follows_them(tmp_path, name, is_there):
     assert {path.name for path in folder.iterdir()} == {name, "near"}
 
 
-def test_links_that_lead_in_a_circle_are_told(tmp_path):
+def test_a_circle_of_links_is_an_error(tmp_path):
     (tmp_path / "x.pt").symlink_to("y.pt")
     (tmp_path / "y.pt").symlink_to("x.pt")
     with pytest.raises(IoError, match="follow the links of '.*x.pt'.*: Too many levels of symbolic links"):
@@ -221,7 +221,7 @@ def test_links_that_lead_in_a_circle_are_told(tmp_path):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_missing_parent_folder_is_told_with_the_final_name(tmp_path, name):
+def test_a_missing_parent_folder_is_an_error_with_the_final_name(tmp_path, name):
     path = tmp_path / "absent" / name
     with pytest.raises(FileNotFoundError) as error:
         save(path, 1)
@@ -229,7 +229,7 @@ def test_a_missing_parent_folder_is_told_with_the_final_name(tmp_path, name):
     assert ".tmp" not in str(error.value)
 
 
-def test_a_missing_parent_folder_is_told_by_torch_under_hooks(tmp_path):
+def test_a_missing_parent_folder_is_torchs_error_under_hooks(tmp_path):
     with pytest.raises(RuntimeError) as of_torch:
         save_by_torch(tmp_path / "absent" / "x.pt", 1)
     with gdsdata.torch_hooks(), pytest.raises(RuntimeError) as of_hooks:
@@ -239,7 +239,7 @@ def test_a_missing_parent_folder_is_told_by_torch_under_hooks(tmp_path):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_no_regular_file_is_not_replaced(tmp_path, name):
+def test_a_pipe_is_refused_and_not_replaced(tmp_path, name):
     os.mkfifo(tmp_path / name)
     reader = os.open(tmp_path / name, os.O_RDWR)
     with pytest.raises(ValueError, match="is not a regular file"):

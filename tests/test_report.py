@@ -275,7 +275,7 @@ def diagnosed(
         (STORAGE, {"active_s": 8, "storage_s": 8, "requests": 10, "storage_bytes": 1 << 20, "shuffle": "uniform"}),
     ],
 )
-def test_what_takes_most_of_the_waiting_is_the_limiter(limiter, found):
+def test_the_cause_of_most_of_the_waiting_is_the_limiter(limiter, found):
     report = diagnosed(**found)
     assert report.limiter == limiter and report.suggestion
     assert 0 <= report.gain <= max(report.input_share, report.checkpoint_share)

@@ -100,7 +100,7 @@ class TestRows:
             ({"x": torch.ones(3), "y": torch.ones(4)}, ("x", "y"), "'y' has 4 rows, and the array .* first 3"),
         ],
     )
-    def test_what_has_no_such_rows_is_refused(self, tmp_path, tensors, names, message):
+    def test_tensors_without_such_rows_are_refused(self, tmp_path, tensors, names, message):
         with pytest.raises(ValueError, match=message):
             Safetensors("rows", names).index([write(tmp_path / "a.safetensors", **tensors)])
 
@@ -163,7 +163,7 @@ class TestFiles:
             Safetensors().index(paths)
 
     @pytest.mark.parametrize("other", [torch.ones(2, 4), torch.ones(6), torch.tensor(1.0), torch.ones(2, 3, 1)])
-    def test_shapes_that_values_would_not_tell_are_refused(self, tmp_path, other):
+    def test_shapes_that_values_would_not_show_are_refused(self, tmp_path, other):
         paths = [write(tmp_path / "a.safetensors", x=torch.ones(2, 3)), write(tmp_path / "b.safetensors", x=other)]
         with pytest.raises(ValueError, match=r"named 'x' have shapes such as \(2, 3\) and .* first axis alone"):
             Safetensors().index(paths)
@@ -175,7 +175,7 @@ class TestFiles:
 
 class TestArguments:
     @pytest.mark.parametrize("given", [("row", "x"), ("rows",), ("rows", ()), ("rows", ("x", "x")), ("file", ())])
-    def test_what_makes_no_sense_is_refused(self, given):
+    def test_values_that_make_no_sense_are_refused(self, given):
         with pytest.raises(ValueError, match="mode=|tensor="):
             Safetensors(*given)
 
@@ -238,14 +238,14 @@ class TestDamage:
             with pytest.raises(ValueError, match="have no bytes"):
                 Safetensors("rows", names).index([str(path)])
 
-    def test_a_missing_file_is_told_as_such(self, tmp_path):
+    def test_a_missing_file_and_a_folder_are_errors(self, tmp_path):
         with pytest.raises(FileNotFoundError):
             Safetensors().index([str(tmp_path / "none.safetensors")])
         with pytest.raises(IoError):
             Safetensors().index([str(tmp_path)])  # a folder
 
     @pytest.mark.parametrize("seed", range(3))
-    def test_whatever_is_damaged_no_extent_leaves_its_file(self, tmp_path, seed):
+    def test_no_damage_makes_an_extent_leave_its_file(self, tmp_path, seed):
         path = tmp_path / "a.safetensors"
         write(path, x=torch.randn(4, 3), y=torch.arange(4), z=torch.ones(2, dtype=torch.bfloat16))
         outcomes = set()

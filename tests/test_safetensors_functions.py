@@ -396,7 +396,7 @@ class TestPageCache:
         assert batches == [["long"]]
 
     @pytest.mark.parametrize("answer", [100, OSError(errno.EAGAIN, ""), OSError(errno.EOPNOTSUPP, "")])
-    def test_what_it_does_not_have_is_read_by_the_engine(self, path, batches, monkeypatch, answer):
+    def test_tensors_that_it_does_not_have_are_read_by_the_engine(self, path, batches, monkeypatch, answer):
         asked = []
 
         def preadv(descriptor, buffers, offset, flags):
@@ -485,7 +485,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_the_package_refuses_is_refused_by_its_own_error(tmp_path, what):
+def test_a_state_that_the_package_refuses_is_refused_by_its_own_error(tmp_path, what):
     with pytest.raises(Exception) as expected:
         stock.save_file(REFUSED[what], tmp_path / "a")
     with pytest.raises(type(expected.value)) as found:

@@ -98,7 +98,7 @@ READ = {
 
 
 @pytest.mark.parametrize("header", READ.values(), ids=READ)
-def test_what_the_library_reads_is_read_alike(tmp_path, header):
+def test_a_header_that_the_library_reads_is_read_alike(tmp_path, header):
     path = write(tmp_path / "x.safetensors", header)
     assert_same(gdsdata.load(path), library.load_file(path))
 

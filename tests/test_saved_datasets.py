@@ -316,7 +316,7 @@ SPARK_FOLDERS = ["_temporary/0/_temporary/attempt_0_m_000000_0", "_spark_metadat
 
 @pytest.mark.parametrize("name", [*SPARK, *(f"{folder}/part-1.parquet" for folder in SPARK_FOLDERS)])
 @pytest.mark.parametrize("named", [{}, {"split": "train"}])
-def test_what_spark_leaves_beside_parquet_is_no_data(tmp_path, server, name, named):
+def test_other_files_of_spark_beside_parquet_are_no_data(tmp_path, server, name, named):
     pq.write_table(pa.table({"x": [1, 2]}), tmp_path / "part-0.parquet")
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.table({"x": [-1]}), tmp_path / name)

@@ -500,11 +500,11 @@ def test_an_epoch_that_one_peer_began_alone_is_read_when_all_begin_it(misused):
     assert [found["leaves"]["then together"] for found in misused] == [(None, True)] * 2
 
 
-def test_an_epoch_that_one_peer_broke_off_before_the_others_began_is_read_when_all_begin_it(misused):
+def test_an_epoch_that_one_peer_broke_off_alone_is_read_when_all_begin_it(misused):
     assert [found["leaves"]["then again"] for found in misused] == [[(None, True)] * 2] * 2
 
 
-def test_what_cannot_be_gathered_is_refused_with_a_remedy(misused):
+def test_batches_that_cannot_be_gathered_are_refused_with_a_remedy(misused):
     for found in misused:
         found = found["refusals"]
         assert found["alone"]

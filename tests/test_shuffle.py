@@ -534,7 +534,7 @@ def test_auto_measures_what_the_storage_is_good_at(tmp_path):
     assert chosen in ("uniform", "lanes") and "samples of 1024 bytes, read one by one past the page cache" in reason
 
 
-def test_auto_takes_uniform_where_pieces_bring_nothing(tmp_path):
+def test_auto_takes_uniform_where_pieces_gain_nothing(tmp_path):
     write_records(tmp_path / "0.bin", 4, MIB, 0)
     assert (
         "large reads themselves"

@@ -232,7 +232,7 @@ def test_a_plain_buffer_that_is_ready_after_a_state_on_a_gpu_came_is_not_used(pi
     assert eventually(lambda: is_idle(staging)) and len(staging._spare) == 2 == len(pinned)
 
 
-def test_memory_that_cannot_be_made_is_a_warning_in_advance_and_an_error_when_it_is_needed(monkeypatch):
+def test_memory_that_cannot_be_made_is_a_warning_in_advance_and_later_an_error(monkeypatch):
     def fail(*_):
         raise MemoryError("no memory")
 

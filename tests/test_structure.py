@@ -610,21 +610,21 @@ def assert_names_the_remedies(message):
     assert "\n" not in message
 
 
-def test_missing_liburing_header_is_told_with_its_remedies(build_extension, tmp_path):
+def test_a_missing_liburing_header_is_an_error_with_its_remedies(build_extension, tmp_path):
     compiler = make_compiler(tmp_path, header=False)
     with pytest.raises(build_extension.SetupError, match="there is no liburing.h") as raised:
         build_extension.liburing_flags({}, compiler)
     assert_names_the_remedies(str(raised.value))
 
 
-def test_missing_liburing_library_is_told_with_its_remedies(build_extension, tmp_path):
+def test_a_missing_liburing_library_is_an_error_with_its_remedies(build_extension, tmp_path):
     compiler = make_compiler(tmp_path, header=True)
     with pytest.raises(build_extension.SetupError, match="neither liburing.a nor liburing.so") as raised:
         build_extension.liburing_flags({}, compiler)
     assert_names_the_remedies(str(raised.value))
 
 
-def test_liburing_prefix_without_a_library_is_told_with_its_remedies(build_extension, tmp_path):
+def test_a_liburing_prefix_without_a_library_is_an_error_with_its_remedies(build_extension, tmp_path):
     (tmp_path / "include").mkdir()
     (tmp_path / "include" / "liburing.h").touch()
     with pytest.raises(build_extension.SetupError, match=f"LIBURING_PREFIX={tmp_path} lacks") as raised:

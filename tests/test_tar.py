@@ -165,7 +165,7 @@ class TestSamples:
         members = [("a.x", b"1"), ("b.x", b"2"), ("a.x", b"3")]
         assert read(index(shard(tmp_path / "a.tar", members))) == [{"x": b"1"}, {"x": b"2"}, {"x": b"3"}]
 
-    def test_what_is_no_field_is_left_out_and_does_not_part_a_sample(self, tmp_path):
+    def test_members_that_are_no_fields_are_left_out_and_do_not_part_a_sample(self, tmp_path):
         members = [
             ("__info__/a.json", b"no"),
             ("__meta__", b"no"),
@@ -375,7 +375,7 @@ class TestFormats:
         content = with_checksum(record[:124] + field + record[136:]) + b"!".ljust(512, b"\0") + END
         assert parse(content).length_bytes.tolist() == [1]
 
-    def test_what_follows_the_end_is_not_looked_at(self):
+    def test_bytes_behind_the_end_are_not_looked_at(self):
         assert parse(pack([("a.x", b"1")]) + b"anything").samples == 1
 
 
@@ -565,7 +565,7 @@ def fuzz(rounds: int, seed: int) -> None:
 
 
 class TestFuzz:
-    def test_what_a_global_header_says_is_not_paid_for_by_every_member(self):
+    def test_a_long_global_header_costs_no_time_for_each_member(self):
         said = b"".join(b"18 keyword%06d=\n" % i for i in range(50_000)) + b"16 path=0/a.bin\n"
         said = said.ljust(-(-len(said) // 512) * 512, b"\0")
         members = header() * 30_000
@@ -629,7 +629,7 @@ class TestIndexCache:
         if where == "beside":
             assert kept == {".a.tar.gdsdata-index"}
 
-    def test_what_is_kept_serves_any_fields(self, path, passes):
+    def test_a_kept_index_serves_any_fields(self, path, passes):
         assert [len(Tar(fields).index([path]).fields) for fields in (None, ("x",), ("ÿ",))] == [2, 1, 1]
         assert len(passes) == 1
 

@@ -48,7 +48,7 @@ def tensor_of(data: bytes, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
 # ------------------------------------------------------------------------------------------------- there and back
 
 
-def test_what_serves_a_gpu_best_is_looked_up_once_a_file_system_until_something_is_measured(tmp_path, monkeypatch):
+def test_a_calibration_is_looked_up_once_a_file_system_until_one_is_measured(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A GPU")
     monkeypatch.setattr(calibration, "_found", {})

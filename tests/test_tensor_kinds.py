@@ -213,7 +213,7 @@ def attempt(call: Callable[[], Any]) -> tuple[Any, type[BaseException] | None]:
 
 @pytest.mark.parametrize("weights_only", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_torch_saves_is_loaded_as_torch_loads_it(tmp_path, kind, weights_only):
+def test_a_file_of_torch_is_loaded_as_torch_loads_it(tmp_path, kind, weights_only):
     path = tmp_path / "x.pt"
     torch_save(state_of(kind), path)
 
@@ -230,7 +230,7 @@ def test_what_torch_saves_is_loaded_as_torch_loads_it(tmp_path, kind, weights_on
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_gdsdata_saves_is_what_torch_saves(tmp_path, kind):
+def test_torch_loads_the_same_from_files_of_gdsdata_and_of_torch(tmp_path, kind):
     state = state_of(kind)
     torch_save(state, tmp_path / "torchs.pt")
     gdsdata.save(state, tmp_path / "ours.pt")
@@ -311,7 +311,7 @@ def test_loading_into_a_state_fills_it_or_leaves_it_as_it_was(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", PLAIN | OTHERS | REPLACED)
-def test_what_asynccheckpointer_saves_it_restores(tmp_path, kind):
+def test_asynccheckpointer_restores_the_kinds_that_it_saves(tmp_path, kind):
     state, target = state_of(kind), emptied(kind)
     with gdsdata.AsyncCheckpointer(tmp_path) as checkpointer:
         if kind == "meta":
@@ -420,7 +420,7 @@ def test_a_model_of_dtensors_does_not_keep_its_weights_where_shapes_differ(tmp_p
             checkpointer.restore({"model": model(4)})
 
 
-def test_what_a_pickle_asks_for_must_be_what_was_read(tmp_path):
+def test_a_pickle_that_asks_for_other_storages_than_it_names_is_corrupt(tmp_path):
     torch_save(state_of("attributes"), tmp_path / "x.pt")
     archive = open_archive(OpenFile(str(tmp_path / "x.pt")))
     others = [torch.UntypedStorage(saved.size_bytes) for saved in archive.storages]
@@ -532,7 +532,7 @@ def quantized_by_torchao(kind: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("weights_only", [True, False])
 @pytest.mark.parametrize("kind", [*QUANTIZED_BY, *OPTIMIZER_STATES, "NF4"])
-def test_what_torchao_quantized_is_saved_and_loaded_as_by_torch(tmp_path, kind, weights_only):
+def test_tensors_quantized_by_torchao_are_saved_and_loaded_as_by_torch(tmp_path, kind, weights_only):
     state = {"before": values(2), "it": quantized_by_torchao(kind), "behind": values(5000)}
     torch_save(state, tmp_path / "torchs.pt")
     expected = attempt(lambda: torch_load(tmp_path / "torchs.pt", weights_only=weights_only))
@@ -546,7 +546,7 @@ def test_what_torchao_quantized_is_saved_and_loaded_as_by_torch(tmp_path, kind, 
 
 
 @pytest.mark.parametrize("kind", [*QUANTIZED_BY, *OPTIMIZER_STATES, "NF4"])
-def test_what_torchao_quantized_is_read_into_the_same_and_never_into_other_tensors(tmp_path, kind):
+def test_tensors_quantized_by_torchao_are_read_into_the_same_kind_alone(tmp_path, kind):
     gdsdata.save({"it": quantized_by_torchao(kind)}, tmp_path / "x.pt")
     target = {"it": (it := quantized_by_torchao(kind))}
     codes = getattr(it, it.__tensor_flatten__()[0][0])

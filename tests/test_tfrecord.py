@@ -327,7 +327,7 @@ class TestDataThatAreRead:
             list(GDSDataset(path, 6, shuffle=False, device="cpu", fields=Fields(decode={"data": seen.append})))
         assert not seen
 
-    def test_what_a_decoder_refuses_is_named_where_it_is_when_pieces_are_read_ahead(self, tmp_path):
+    def test_a_sample_that_a_decoder_refuses_is_named_if_pieces_are_read_ahead(self, tmp_path):
         path = tmp_path / "x.tfrecord"
         path.write_bytes(b"".join(record(bytes([i]) * 500) for i in range(64)))
 

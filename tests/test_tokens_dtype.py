@@ -35,7 +35,9 @@ def text(vocabulary: int, count: int, seed: int = 0) -> np.ndarray:
         (">i8", "int64", 50_257, ">i8"),
     ],
 )
-def test_another_dtype_is_told_with_what_the_file_seems_to_be(tmp_path, written, read, vocabulary, seems):
+def test_another_dtype_is_a_warning_with_the_one_that_the_file_seems_to_have(
+    tmp_path, written, read, vocabulary, seems
+):
     path = tmp_path / "x.bin"
     path.write_bytes(text(vocabulary, 4096).astype(written).tobytes())
     said = rf'{path} is read as tokens of .* seem to be of {seems}.*Tokens\("{seems}"\)'
@@ -81,7 +83,7 @@ def test_bytes_of_any_file_are_tokens_of_uint8():
         assert seeming_dtype(np.random.default_rng(seed).bytes(1024), np.dtype("u1")) is None
 
 
-def test_zeros_and_few_tokens_tell_nothing():
+def test_zeros_and_few_tokens_show_no_dtype():
     for dtype in ("<u2", "<i4", "<i8"):
         assert seeming_dtype(bytes(1024), np.dtype(dtype)) is None
         assert seeming_dtype(b"\xff" * 100, np.dtype(dtype)) is None

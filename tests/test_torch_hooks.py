@@ -51,7 +51,7 @@ def states():
 
 
 @pytest.mark.parametrize("device", [None, *DEVICES])
-def test_what_torch_saves_and_loads_is_the_same_with_and_without(tmp_path, by_torch, device):
+def test_saves_and_loads_of_torch_are_the_same_with_and_without_hooks(tmp_path, by_torch, device):
     for state in states():
         torch.save(state, tmp_path / "torchs.pt")
         with gdsdata.torch_hooks():
@@ -107,7 +107,7 @@ def test_ctrl_c_while_names_are_replaced_leaves_those_of_safetensors(monkeypatch
     assert vars(stock_safetensors) == before and not hooks.are_installed()
 
 
-def test_what_is_not_allowed_with_torch_is_not_allowed_with_hooks(tmp_path):
+def test_a_load_that_torch_does_not_allow_is_not_allowed_with_hooks(tmp_path):
     torch.save({"a": torch.ones(3), "f": os.getcwd}, tmp_path / "x.pt")
     with gdsdata.torch_hooks():
         with pytest.raises(pickle.UnpicklingError):
@@ -116,7 +116,7 @@ def test_what_is_not_allowed_with_torch_is_not_allowed_with_hooks(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol|pickle_load_args only works")
-def test_what_gdsdata_does_otherwise_is_left_to_torch(tmp_path, by_torch):
+def test_calls_that_gdsdata_would_serve_differently_are_left_to_torch(tmp_path, by_torch):
     state, path = {"a": torch.arange(1000.0)}, tmp_path / "x.pt"
     torch.save(state, path)
     (tmp_path / "link.pt").symlink_to("x.pt")
@@ -228,7 +228,7 @@ def records_of(path) -> dict[str, tuple[int, int, bytes]]:
 
 @pytest.mark.parametrize("compute_crc32", [True, False])
 @pytest.mark.parametrize("to_file", [True, False])
-def test_checksums_are_computed_or_not_as_torch_is_told(tmp_path, by_torch, configured, compute_crc32, to_file):
+def test_checksums_are_computed_or_not_as_torch_is_configured(tmp_path, by_torch, configured, compute_crc32, to_file):
     configured("save.compute_crc32", compute_crc32)
     state = {"a": torch.arange(5000), "b": torch.arange(3), "empty": torch.empty(0)}
     torch.save(state, tmp_path / "torchs.pt")
@@ -259,7 +259,7 @@ def test_files_without_checksums_say_so_when_they_are_to_be_verified(tmp_path, c
 
 
 @pytest.mark.parametrize("alignment", [1, 64, 512, 4096, 16384])
-def test_records_are_aligned_as_torch_is_told(tmp_path, by_torch, configured, alignment):
+def test_records_are_aligned_as_torch_is_configured(tmp_path, by_torch, configured, alignment):
     configured("save.storage_alignment", alignment)
     state = {"a": torch.arange(5000), "b": torch.arange(3), "c": torch.arange(7)}
     with gdsdata.torch_hooks():
@@ -311,7 +311,7 @@ def test_data_is_skipped_where_torch_skips_it(tmp_path, by_torch):
     assert torch.load(tmp_path / "x.pt")["a"].count_nonzero() == 0
 
 
-def test_what_the_environment_forbids_is_not_loaded(tmp_path, monkeypatch):
+def test_a_load_that_the_environment_forbids_is_refused(tmp_path, monkeypatch):
     torch.save({"a": torch.ones(3), "f": fractions.Fraction(1, 3)}, tmp_path / "x.pt")
     monkeypatch.setenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1")
     with gdsdata.torch_hooks(), pytest.raises(pickle.UnpicklingError):
@@ -392,7 +392,7 @@ REFUSED_BY_TORCH: dict[str, Callable[[], object]] = {
 
 
 @pytest.mark.parametrize("kind", REFUSED_BY_TORCH)
-def test_what_torch_refuses_to_save_is_refused_in_its_words_and_leaves_the_file(tmp_path, kind):
+def test_a_state_that_torch_refuses_is_refused_in_its_words_and_the_file_stays(tmp_path, kind):
     state = REFUSED_BY_TORCH[kind]()
     with pytest.raises((RuntimeError, AttributeError, pickle.PicklingError)) as expected:
         torch.save(state, io.BytesIO())

@@ -122,7 +122,7 @@ def written(kind, samples):
 
 @pytest.mark.parametrize("shuffle", script.SHUFFLES)
 @pytest.mark.parametrize("kind", script.KINDS)
-def test_a_run_handed_from_one_rank_to_two_to_four_to_one_sees_the_steps_of_one_that_was_not(
+def test_a_run_resumed_on_two_four_and_one_ranks_has_the_steps_of_a_whole_one(
     folder, first_state, two_ranks, four_ranks, kind, shuffle
 ):
     name, arguments = f"{kind}, {shuffle}", dict(shuffle=script.SHUFFLES[shuffle], device="cpu")
@@ -151,7 +151,7 @@ def test_tensor_parallel_peers_of_a_device_mesh_see_the_same_batch(folder, ranks
         assert found["along both"] == expected(rank, len(ranks))
 
 
-def test_a_mesh_that_does_not_say_who_shares_the_data_is_refused_in_words(ranks):
+def test_a_mesh_that_leaves_the_data_dimension_open_is_refused_in_words(ranks):
     for found in (one["in_a_mesh"] for one in ranks):
         assert "has 2 dimensions ('dp', 'tp'): say by dp_dim=" in found["no dp_dim"]
         assert "dp_dim='pp': the device_mesh has the dimensions ('dp', 'tp')" in found["unknown"]

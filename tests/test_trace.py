@@ -142,7 +142,7 @@ def test_engines_that_are_made_meanwhile_are_seen_and_those_that_go_too(tmp_path
     assert bytes_of(engines_spans(exported(profile, tmp_path / "trace.json"))) == 2 * RECORDS * RECORD_BYTES
 
 
-def test_what_was_dropped_is_said(tmp_path, monkeypatch):
+def test_dropped_spans_are_counted_in_the_trace(tmp_path, monkeypatch):
     monkeypatch.setattr(engine, "_MOST_SPANS", 1)
     data = records(tmp_path)
     with profiled() as profile:

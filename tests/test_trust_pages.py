@@ -42,7 +42,7 @@ def missing_in(text):
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_what_a_page_about_trust_names_is_there(page):
+def test_names_in_a_page_about_trust_exist(page):
     text = (ROOT / page).read_text()
     assert len(names_in(text)) > 20 and missing_in(text) == []
 
@@ -59,6 +59,6 @@ def test_what_a_page_about_trust_names_is_there(page):
         "GTEST_FILTER='None.*'",
     ],
 )
-def test_what_is_not_there_is_found(code):
+def test_a_name_that_does_not_exist_is_found(code):
     assert missing_in(f"see `{code}`") == [code]
     assert missing_in("see `tests/test_fuzz.py::test_the_same_seed_makes_the_same_inputs`, `make fuzz`") == []

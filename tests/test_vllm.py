@@ -267,7 +267,7 @@ def test_experts_of_other_ranks_are_not_read(vllm, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("damage", ["shard", "name", "cut", "parameter"])
-def test_what_is_missing_or_damaged_is_an_error(vllm, tmp_path, damage):
+def test_a_missing_or_damaged_part_of_a_model_is_an_error(vllm, tmp_path, damage):
     expected = save_model(tmp_path)
     shard = tmp_path / "model-2-of-12.safetensors"
     kinds = {"shard": FileNotFoundError, "name": CorruptData, "cut": CorruptData, "parameter": ValueError}
@@ -343,7 +343,7 @@ def test_a_newer_version_warns(vllm, monkeypatch):
         importlib.import_module(ADAPTER)
 
 
-def test_what_the_adapter_overrides_is_there(vllm):
+def test_methods_that_the_adapter_overrides_exist(vllm):
     loader = vllm.adapter.GDSModelLoader
     for name, own in vars(loader).items():
         if inspect.isfunction(own) and name not in ("_note_weights", "_is_local"):
