@@ -418,7 +418,7 @@ TEST(Select, RefusesAnUnknownBackendByName) {
   EXPECT_NE(error.message.find("spdk"), std::string::npos);
 }
 
-TEST(BounceArena, GivesDisjointMemoryAndGetsAllOfItBack) {
+TEST(BounceArena, AllocatesDisjointMemoryAndIsWholeAgainOnceAllIsReleased) {
   const auto device = host_device();
   constexpr uint64_t kBytes = 1 << 20;
   BounceArena arena(*device, kBytes);
@@ -475,13 +475,13 @@ TEST(BounceArena, GivesMemoryThatWasNeverTouchedOnceItIsThere) {
   EXPECT_EQ(arena.take(kAll), arena.data());
 }
 
-TEST(BounceArena, GivesUntouchedMemoryToWhoHasNothingElseToWaitFor) {
+TEST(BounceArena, AllocatesUntouchedMemoryAtOnceIfThatIsAskedFor) {
   constexpr uint64_t kMiB = 1 << 20;
   BounceArena arena(*host_device(), 8 * kMiB, kMiB);
   EXPECT_EQ(arena.take_untouched(8 * kMiB), arena.data());
 }
 
-TEST(BounceArena, EndsWhileItsMemoryIsBrought) {
+TEST(BounceArena, IsDestroyedWhileItsMemoryIsPopulated) {
   constexpr uint64_t kBytes = 256 << 20;
   for (int round = 0; round < 3; ++round) {
     BounceArena arena(*host_device(), kBytes, 0);

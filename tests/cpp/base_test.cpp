@@ -501,7 +501,7 @@ TEST(Mapping, IsCopiedFromAtTheLatestWhenARangeComesAgain) {
   EXPECT_TRUE(mapping.map_for_copying(2 << 20, 1 << 20));
 }
 
-TEST(Mapping, LeavesOtherBusErrorsToWhoeverHadThem) {
+TEST(Mapping, LeavesOtherBusErrorsToTheHandlerBefore) {
   TemporaryFolder folder;
   const std::string path = folder.write("a", random_bytes(1 << 20, 1));
   const auto file = File::open_for_reading(path);

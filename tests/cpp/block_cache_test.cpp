@@ -596,7 +596,7 @@ TEST_F(BlockCacheTest, AProcessHasOneObjectOfAName) {
   }
 }
 
-TEST_F(BlockCacheTest, WhatIsInUseIsNeverEvicted) {
+TEST_F(BlockCacheTest, ObjectsInUseAreNeverEvicted) {
   const Bytes content = random_bytes(4 * kBlock, 18);
   const auto cache = open(9 * kBlock);
   const auto first = object(*cache, "a", content), second = object(*cache, "b", content);

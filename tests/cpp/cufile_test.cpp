@@ -391,7 +391,7 @@ TEST_F(FakeCufile, BatchesAreForFilesThatAreKnownToGoByDma) {
   EXPECT_EQ(entries(), then);
 }
 
-TEST_F(FakeCufile, AFileHasOneHandleForAllThreadsAndLetsGoOfItBeforeItCloses) {
+TEST_F(FakeCufile, AllThreadsShareAFilesHandleWhichIsReleasedWithTheFile) {
   const uint64_t before = FAKE(cufile, fake_cufile_counts)().handles;
   {
     std::vector<std::shared_ptr<File>> files;
@@ -584,7 +584,7 @@ TEST_F(FakeCufile, ABatchWhoseEndIsUnknownIsGivenUp) {
   expect_bytes(content_, 0, 1000);
 }
 
-TEST_F(FakeCufile, ReapWaitsNoLongerThanItIsTold) {
+TEST_F(FakeCufile, ReapWaitsNoLongerThanItsTimeout) {
   options_.cufile_batch = true;
   const auto file = File::open_for_reading(path_);
   learn_route(*file);
@@ -697,7 +697,7 @@ TEST_F(FakeCufile, FaultsWrapItLikeTheOthers) {
   EXPECT_FALSE(run_one(*file, 0, 1000).error);
 }
 
-TEST_F(FakeCufile, AForkedChildIsToldWhatToDoAndLetsGoOfNothing) {
+TEST_F(FakeCufile, AForkedChildGetsAnErrorWithARemedyAndReleasesNothing) {
   auto file = File::open_for_reading(path_);
   learn_route(*file);
   backend().expect_memory({memory(), kRoomBytes});

@@ -162,7 +162,7 @@ TEST_F(OnGpu, AnEventIsAwaitedByManyThreads) {
   EXPECT_EQ(right, 4);
 }
 
-TEST_F(OnGpu, AStreamOfSomebodyElseIsUsedAndLeftAlone) {
+TEST_F(OnGpu, AForeignStreamIsUsedAndNotDestroyed) {
   device_->bind_thread();
   const CudaApi& api = CudaApi::get();
   CudaApi::Stream theirs = nullptr;
@@ -433,7 +433,7 @@ TEST_F(OnGpu, SaysWhichGpusThereAre) {
   }
 }
 
-TEST_F(OnGpu, AForkedChildIsToldWhatToDo) {
+TEST_F(OnGpu, AForkedChildGetsAnErrorWithARemedy) {
   int channel[2];
   ASSERT_EQ(::pipe(channel), 0);
   const pid_t child = ::fork();
@@ -525,7 +525,7 @@ TEST_F(FakeDriver, CopiesBetweenRegisteredMemoryAndItsOwnOnly) {
   EXPECT_EQ(api_->host_register(in_->data(), 4096, 0), 712);
 }
 
-TEST_F(FakeDriver, EndsAProcessThatLetsGoOfMemoryInUse) {
+TEST_F(FakeDriver, EndsAProcessThatReleasesMemoryInUse) {
   EXPECT_DEATH(
       {
         FAKE(cuda, fake_cuda_set_delay_us)(1'000'000'000);

@@ -46,7 +46,7 @@ size_t open_rings() {
   return count;
 }
 
-TEST(Engine, IsMadeReadyBeforeItsFirstRequestWhereThatIsAskedFor) {
+TEST(Engine, PrepareOpensARingBeforeTheFirstRequest) {
   const size_t before = open_rings();
   const auto engine = make_engine(DirectMode::kAuto, "", /*workers=*/1);
   if (engine->selection().name != "uring") GTEST_SKIP() << "no io_uring";
@@ -267,7 +267,7 @@ TEST(Engine, HoldsNothingOfWhatItCalledAtTheEndOfAGroup) {
   EXPECT_TRUE(held.expired());
 }
 
-TEST(Engine, TakesMemoryWhenTheFirstReadIntoItBeginsAndReadsOneTransferBehindAnother) {
+TEST(Engine, TakesMemoryWhenItsFirstReadBeginsAndReadsTransfersInOrder) {
   constexpr uint64_t kLong = 3'000'000, kShort = 1000;  // one is cut into several segments
   TemporaryFolder folder;
   const Bytes content = random_bytes(kLong + 2 * kShort, 1);
@@ -316,7 +316,7 @@ TEST(Engine, TakesMemoryWhenTheFirstReadIntoItBeginsAndReadsOneTransferBehindAno
   }
 }
 
-TEST(Pending, EndsWhetherSomebodyWaitsOrNot) {
+TEST(Pending, EndsWithAndWithoutAWaiter) {
   TemporaryFolder folder;
   const Bytes content = random_bytes(1 << 20, 1);
   const std::string path = folder.write("a", content);
@@ -355,7 +355,7 @@ TEST(Pending, ThrowsTheErrorOfItsGroupInItsEnd) {
   EXPECT_EQ(error_of([&] { pending.finish(); }).code, ErrorCode::kNotFound);
 }
 
-TEST(Endings, TellOfEachGroupOnceAndOfNoneWhenAllHaveCome) {
+TEST(Endings, ReportEachGroupOnceAndNothingWhenAllHaveEnded) {
   TemporaryFolder folder;
   const Bytes content = random_bytes(1 << 16, 1);
   const std::string path = folder.write("a", content);
@@ -382,7 +382,7 @@ TEST(Endings, TellOfEachGroupOnceAndOfNoneWhenAllHaveCome) {
   }
 }
 
-TEST(Endings, AreWaitedForNoLongerByWhoeverGivesUp) {
+TEST(Endings, TakeReturnsNothingOnceItsCallerGivesUp) {
   TemporaryFolder folder;
   const std::string path = folder.write("a", random_bytes(1 << 16, 1));
   const auto engine = make_engine(DirectMode::kAlways, "late=1,late_ms=400");
@@ -402,7 +402,7 @@ TEST(Endings, AreWaitedForNoLongerByWhoeverGivesUp) {
   EXPECT_TRUE(endings.take([] { return false; }).empty());
 }
 
-TEST(Endings, OfWhatSomebodyWaitsForAreToldToOthersOnlyIfHeDoesNotSeeThem) {
+TEST(Endings, ReportAGroupWithAWaiterOnlyIfTheWaiterDoesNotSeeItsEnd) {
   TemporaryFolder folder;
   const std::string path = folder.write("a", random_bytes(1 << 16, 1));
   const auto engine = make_engine(DirectMode::kAlways, "late=1,late_ms=50");
@@ -443,7 +443,7 @@ bool is_mapped(const std::string& path) {
   return false;
 }
 
-TEST(PageCache, MapsAShortFileOnlyForItsSecondReadIntoTheResultAndALongOneAtOnce) {
+TEST(PageCache, MapsAShortFileAtItsSecondReadIntoTheResultAndALongOneAtOnce) {
   TemporaryFolder folder;
   for (const auto into : {PageCache::Into::kResult, PageCache::Into::kStaging}) {
     for (const uint64_t size : {uint64_t{2} << 20, PageCache::kLongFileBytes}) {

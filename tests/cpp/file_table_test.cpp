@@ -175,7 +175,7 @@ TEST_F(FewDescriptors, FilesThatAreReadWholeAndCannotBeMappedAreKeptUpToAQuarter
   });
 }
 
-TEST_F(FewDescriptors, AFileInUseStaysInItsTableAndWhoHoldsFilesIsToldToGiveUp) {
+TEST_F(FewDescriptors, FilesInUseStayOpenAndACallerThatWouldGiveUpGetsNone) {
   in_own_process([&] {
     limit_descriptors(100);
     const auto table = table_of(write_files());
@@ -192,7 +192,7 @@ TEST_F(FewDescriptors, AFileInUseStaysInItsTableAndWhoHoldsFilesIsToldToGiveUp) 
   });
 }
 
-TEST_F(FewDescriptors, WhoHoldsNoneWaitsUntilOthersCloseOne) {
+TEST_F(FewDescriptors, ACallerThatHoldsNoFileWaitsUntilOthersCloseOne) {
 #ifdef __SANITIZE_ADDRESS__
   GTEST_SKIP() << "UBSan needs descriptors to look at objects";
 #endif
@@ -274,7 +274,7 @@ TEST_F(FewDescriptors, APinDelaysTheCloseOfWhatItFoundAndOthersGoOn) {
   });
 }
 
-TEST_F(FewDescriptors, WhoHasNoPinWaitsForThoseOfOthers) {
+TEST_F(FewDescriptors, ACallerWithoutAPinWaitsForThePinsOfOthers) {
 #ifdef __SANITIZE_ADDRESS__
   GTEST_SKIP() << "UBSan needs descriptors to look at objects";
 #endif

@@ -146,7 +146,7 @@ TEST_F(BusyLink, OfALostDeviceIsAnErrorOfEachGroupThatWaitedForItAndNoHang) {
   }
 }
 
-TEST_F(BusyLink, TellsEachGroupOfABatchThatFails) {
+TEST_F(BusyLink, AFailedBatchIsTheErrorOfEachOfItsGroups) {
   const auto engine = make_engine({.workers = 1, .staging_bytes = 4 << 20});
   Memory memory(*device_, content_.size());
   for (int round = 0; round < 5; ++round) {

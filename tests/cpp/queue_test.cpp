@@ -70,7 +70,7 @@ TEST(SegmentQueue, BackgroundThatGoesToStorageDoesNotGoBeforeTraining) {
   EXPECT_EQ(popped(queue), Priority::kBackground);
 }
 
-TEST(SegmentQueue, APatientGroupGetsAWorkerMoreUntilSomebodyIsInAHurry) {
+TEST(SegmentQueue, APatientGroupGetsOneWorkerAtATimeUntilAHurry) {
   using namespace std::chrono_literals;
   SegmentQueue queue;
   std::atomic<int> about_to_wait{0}, took{0};
@@ -108,7 +108,7 @@ TEST(SegmentQueue, APatientGroupGetsAWorkerMoreUntilSomebodyIsInAHurry) {
   queue.close();
 }
 
-TEST(SegmentQueue, WhoHelpsIsNobodysWorkerLessUnlessHeIsAboutToSleep) {
+TEST(SegmentQueue, AHelpedGroupWakesNoWorkerUntilAHurry) {
   using namespace std::chrono_literals;
   SegmentQueue queue;
   std::atomic<int> took{0};
@@ -130,7 +130,7 @@ TEST(SegmentQueue, WhoHelpsIsNobodysWorkerLessUnlessHeIsAboutToSleep) {
   queue.close();
 }
 
-TEST(SegmentQueue, WhatIsSpareGoesInTheSameTurns) {
+TEST(SegmentQueue, SpareSegmentsGoInTheSameTurns) {
   SegmentQueue queue;
   Segment segment;
   EXPECT_FALSE(queue.pop_spare(segment));
@@ -162,7 +162,7 @@ TEST(SegmentQueue, NothingIsSpareWhileAWorkerWaits) {
   worker.join();
 }
 
-TEST(SegmentQueue, WhoeverHelpsTrainingTakesNothingOfTheBackground) {
+TEST(SegmentQueue, AHelperOfTrainingTakesNothingOfTheBackground) {
   SegmentQueue queue;
   push(queue, group_of(Priority::kBackground), 2);
   Segment segment;

@@ -255,7 +255,7 @@ TEST(RangeVerdict, ABodyIsQuotedInPartAndWithoutControlCharacters) {
   EXPECT_EQ(reason.find("secret"), std::string::npos);
 }
 
-TEST(RangeVerdict, AnExpiredAccessIsToldFromARefusedOne) {
+TEST(RangeVerdict, AnExpiredAccessIsDistinguishedFromARefusedOne) {
   EXPECT_TRUE(judge_refusal(head_of(403), error_body("ExpiredToken")).is_expired);
   EXPECT_FALSE(judge_refusal(head_of(403), error_body("AccessDenied")).is_expired);
 }

@@ -32,7 +32,7 @@ struct Waiting {
   }
 };
 
-TEST(RemoteObject, ManyWhoWaitAskOnceAndAllGetTheAnswer) {
+TEST(RemoteObject, ManyWaitersAskOnceAndAllGetTheAnswer) {
   const auto object = object_at("s3://b/many");
   std::vector<Waiting> waiting(10);
   for (Waiting& one : waiting) EXPECT_EQ(object->access_or_request(one.use()), nullptr);
@@ -70,7 +70,7 @@ TEST(RemoteObject, AnAccessThatEndsAtOnceIsGoodForThoseWhoWaited) {
   EXPECT_EQ(asked_for().size(), 1U);
 }
 
-TEST(RemoteObject, ARefusalIsTheErrorOfAllWhoWaitAndOfNobodyElse) {
+TEST(RemoteObject, ARefusalIsTheErrorOfAllWaitersAndOfNoLaterCaller) {
   const auto object = object_at("s3://b/refused");
   std::vector<Waiting> waiting(3);
   for (Waiting& one : waiting) object->access_or_request(one.use());
@@ -152,7 +152,7 @@ TEST(ObjectVersion, WeakAndQuotedTagsAreThatOfTheBareOne) {
   for (const char* odd : {"", "\"", "W/", "W/\""}) EXPECT_GE(object_version(odd), 0);
 }
 
-TEST(RemoteObject, UrlsAreToldFromPaths) {
+TEST(RemoteObject, UrlsAreDistinguishedFromPaths) {
   for (const char* url : {"s3://b/k", "gs://b", "az://c/k", "http://h/x", "https://h"}) EXPECT_TRUE(is_url(url));
   for (const char* path : {"", "/s3://b", "s3:/b", "file:///x", "S3://b/k", "ftp://h/x"}) EXPECT_FALSE(is_url(path));
 }

@@ -84,7 +84,7 @@ class ShortReads : public Staged {
   std::vector<pid_t> workers_;  // of engine_at_rest
 };
 
-TEST_F(ShortReads, AreDoneByWhoWaitsAndWakeNobody) {
+TEST_F(ShortReads, AreDoneByTheWaitingCallerAndWakeNoWorker) {
   const auto engine = engine_at_rest();
   const auto slept = [&] { return sleeps_of(workers_[0]) + sleeps_of(workers_[1]); };
   const uint64_t before = slept();
@@ -174,7 +174,7 @@ TEST_F(ShortReads, ServedAtOnceComeFromStorageIfThePageCacheLacksThem) {
   ASSERT_TRUE(same(memory.content(), {content_.begin(), content_.begin() + 4096}));
 }
 
-TEST_F(ShortReads, ThatOthersBegunAreDoneByWhoWaitsToo) {
+TEST_F(ShortReads, ThatArePendingAreDoneByTheWaitingCallerToo) {
   const auto engine = engine_at_rest({.workers = 1, .staging_bytes = 2 << 20, .segment_bytes = 1 << 20});
   set_delay_us(50'000);
   Memory busy(*device_, 5 << 20), memory(*device_, 4096);

@@ -287,7 +287,7 @@ INSTANTIATE_TEST_SUITE_P(All, StagedOverFaults,
                                             ::testing::Values("", "seed=3,shorten=0.3,interrupt=0.2",
                                                               "seed=3,late=0.2,late_ms=1,reorder=0.5")));
 
-TEST_F(Staged, WorkersAreMadeReadyBeforeTheirFirstSegmentWhereThatIsAskedFor) {
+TEST_F(Staged, PrepareRegistersMemoryBeforeTheFirstSegment) {
   if (real_cuda()) GTEST_SKIP() << "only the fake driver counts";
   const auto objects = [] { return FAKE(cuda, fake_cuda_live_objects)(); };
   TemporaryFolder folder;
@@ -417,7 +417,7 @@ TEST_F(Staged, CountsTheTimeThatItWaitsForTheLink) {
   EXPECT_LT(fast, slow / 2);
 }
 
-TEST_F(Staged, TellsTheWaitForTheDevicesOwnWorkFromThatForTheLink) {
+TEST_F(Staged, CountsWaitsForTheDevicesOwnWorkApartFromThoseForTheLink) {
   SKIP_WITH_REAL_CUDA();
   const TemporaryFolder folder;
   const Bytes content = random_bytes(4 << 20, 1);
@@ -779,7 +779,7 @@ class StagedCufile : public StagedErrors {
   }
 };
 
-TEST_F(StagedCufile, WhatIsCachedIsCopiedAndTheRestComesFromTheDisk) {
+TEST_F(StagedCufile, CachedBytesAreCopiedAndTheRestComesFromTheDisk) {
   const TemporaryFolder folder;
   const std::vector<Bytes> contents = {random_bytes(1'000'001, 1), random_bytes(300'000, 2)};
   const std::vector<std::string> paths = {folder.write("0", contents[0]), folder.write("1", contents[1])};
@@ -835,7 +835,7 @@ TEST_F(StagedCufile, AGroupsEndDoesNotWaitForWhatStillUsesAnothersMemory) {
   ASSERT_TRUE(same(memory.content(), content));
 }
 
-TEST_F(StagedCufile, WhatItCannotDoGoesByWayOfTheHostOnce) {
+TEST_F(StagedCufile, AReadThatItCannotDoGoesByWayOfTheHostOnce) {
   const auto engine = make_cufile_engine();
   for (int round = 0; round < 5; ++round) {
     Memory memory(*device_, 80'000);

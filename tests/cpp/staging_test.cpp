@@ -107,7 +107,7 @@ void expect_well_placed(const std::vector<Transfer>& asked, const std::vector<Tr
   ASSERT_EQ(copied, transferred);
 }
 
-TEST(Staging, GivesEachTransferMemoryOfItsOwnAndCopiesThatBringItThere) {
+TEST(Staging, EachTransferHasItsOwnMemoryAndCopiesToItsDestination) {
   constexpr uint64_t kRoomBytes = 2 << 20;
   const auto device = host_device();
   Staging staging(*device, kRoomBytes);
@@ -199,7 +199,7 @@ TEST(Staging, AnySegmentOfTheLargestSizeFits) {
   }
 }
 
-TEST(Staging, TakesLittleMemoryForShortSegmentsAndTheRestWhenThatIsFullOrALongOneComes) {
+TEST(Staging, TakesLittleMemoryUntilThatIsFullOrALongSegmentComes) {
   constexpr uint64_t kAll = 8 << 20;
   auto* const base = reinterpret_cast<std::byte*>(uint64_t{1} << 40);
   const auto sizes_after = [&](std::vector<uint64_t> segments, uint64_t bytes, size_t expect_placed) {
