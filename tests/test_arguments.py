@@ -138,17 +138,19 @@ def outcome_of(file, **arguments):
 @pytest.mark.parametrize("name, group", OLD_SPELLINGS, ids=str)
 def test_the_old_spelling_of_a_group_means_the_same_and_warns(file, name, group):
     old = {field: value for field, value in group._asdict().items() if value != type(group)._field_defaults[field]}
-    with pytest.warns(DeprecationWarning, match=rf"write GDSDataset\({name}=gdsdata.{type(group).__name__}\(") as told:
+    with pytest.warns(
+        DeprecationWarning, match=rf"write GDSDataset\({name}=gdsdata.{type(group).__name__}\("
+    ) as caught:
         spelled = outcome_of(file, **old)
-    assert told[0].filename == __file__ and all(f"{field}=" in str(told[0].message) for field in old)
+    assert caught[0].filename == __file__ and all(f"{field}=" in str(caught[0].message) for field in old)
     assert spelled == outcome_of(file, **{name: group}) != outcome_of(file)
 
 
 @pytest.mark.filterwarnings("default:.*old spelling")
 def test_the_old_spelling_of_all_groups_at_once(file):
-    with pytest.warns(DeprecationWarning) as told:
+    with pytest.warns(DeprecationWarning) as caught:
         data = GDSDataset(file, 8, Records("u1", (64,)), device="cpu", rank=0, world_size=2, ragged="flat", prefetch=2)
-    assert len(told) == 3 and (data.world_size, data.prefetch) == (2, 2)
+    assert len(caught) == 3 and (data.world_size, data.prefetch) == (2, 2)
 
 
 def test_an_argument_of_a_group_is_given_in_one_place(file):

@@ -245,7 +245,7 @@ def test_missing_columns_wrong_lists_of_columns_and_unlike_files_are_errors(tmp_
 
 
 @pytest.mark.parametrize("name", ["data-00000-of-00001.arrow", "imdb-train.arrow"])
-def test_a_folder_of_hugging_face_is_recognised(tmp_path, name):
+def test_a_folder_of_hugging_face_is_recognized(tmp_path, name):
     write(tmp_path / name, pa.table({"text": ["a", "b"]}))
     (tmp_path / "dataset_info.json").write_text("{}")
     (tmp_path / "state.json").write_text("{}")
@@ -272,7 +272,7 @@ def test_a_folder_with_a_readme_alone_says_where_data_may_be(tmp_path):
         gdsdata.GDSDataset(tmp_path, device="cpu")
 
 
-def test_a_file_is_recognised_by_its_magic(tmp_path):
+def test_a_file_is_recognized_by_its_magic(tmp_path):
     assert recognise([write(tmp_path / "any", pa.table({"x": [1]}), "file")]) == Arrow()
 
 

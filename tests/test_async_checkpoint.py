@@ -288,7 +288,7 @@ def test_states_that_find_no_room_on_their_devices_are_staged_at_once(tmp_path, 
         checkpointer.wait()
         assert copied[0] is not None and None in copied
         checkpointer.save(6, state).result()
-        assert copied[-1] is not None, "what was staged has given its room back"
+        assert copied[-1] is not None, "a staged state that was written releases its memory"
         for step in range(6):
             assert checkpointer.restore(state, step) == step and state["a"].eq(step).all()
 
@@ -401,7 +401,7 @@ def test_leftovers_of_a_crash_are_removed_and_files_of_others_stay(tmp_path):
         (tmp_path / name).write_bytes(b"?")
     state = {"a": 0}
     assert AsyncCheckpointer(tmp_path).restore(state) == 1 and state == {"a": 1}
-    assert set(files(tmp_path)) > set(theirs + ours), "who only reads changes nothing"
+    assert set(files(tmp_path)) > set(theirs + ours), "a restore changes nothing"
     with AsyncCheckpointer(tmp_path) as checkpointer:
         checkpointer.save(4, {"a": 4})
     left = {name for name in files(tmp_path) if not name.startswith("step-4")}

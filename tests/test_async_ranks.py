@@ -104,7 +104,7 @@ def test_an_error_of_one_rank_is_raised_on_all_and_nothing_is_committed(tmp_path
         assert of_second[0] == "IoError"
         assert of_first == ("SaveAborted", f"rank 1 failed: IoError: {of_second[1]}")
     files = [path.name.split("-")[0] for path in (tmp_path / "run").glob("*/*")]
-    assert sorted(files) == ["manifest.json", "rank", "rank"], "what failed has left nothing behind"
+    assert sorted(files) == ["manifest.json", "rank", "rank"], "the failed save leaves nothing behind"
 
 
 def _save_what_cannot_be_pickled_on_rank_1(rank, folder):

@@ -343,7 +343,7 @@ def test_a_wrong_bit_of_a_checkpoint_fails_the_bench(tmp_path, monkeypatch, caps
     assert bench_run.main(chosen, tmp_path) == 1
     said = f"FAILED: {work}, {name}: ValueError: tensor '{tensor}': not all of its bytes are those that were saved"
     assert said in capsys.readouterr().out
-    assert results_in(tmp_path)["rows"][0]["gb_per_s"] is None, "what fails is not timed"
+    assert results_in(tmp_path)["rows"][0]["gb_per_s"] is None, "a row that fails has no time"
 
 
 FRESH = """
@@ -591,7 +591,7 @@ def test_a_peer_with_wrong_bytes_fails_the_bench(tmp_path, monkeypatch, capsys):
     assert results["verified"] is False
     by_name = {row["name"]: row for row in results["rows"]}
     assert by_name["numpy"]["samples_per_s"] and by_name["numpy"]["verified"]
-    assert by_name["wrong"]["samples_per_s"] is None, "what fails is not timed"
+    assert by_name["wrong"]["samples_per_s"] is None, "a row that fails has no time"
     assert "FAILED" in (tmp_path / "report.md").read_text()
 
 
@@ -616,7 +616,7 @@ def test_a_table_has_several_batch_sizes_and_each_number_of_files_its_tables(tmp
     assert "| batch | samples/s | spread | GB/s | first epoch | later |" in (tmp_path / "report.md").read_text()
 
 
-def test_own_path_is_read_and_recognised(tmp_path, capsys):
+def test_own_path_is_read_and_recognized(tmp_path, capsys):
     volumes = tmp_path / "mine"
     volumes.mkdir()
     for index in range(20):
@@ -770,7 +770,7 @@ def test_making_data_is_atomic_and_reused(tmp_path):
         made_without_manifest.unlink()
         with pytest.raises(Interrupted):
             made.make(kind, folder, 4 * MIB, [128, 64, 64], interrupt)
-    assert not list((tmp_path / "tokens").glob("*.tmp-*")), "what killed processes left is removed"
+    assert not list((tmp_path / "tokens").glob("*.tmp-*")), "leftovers of killed processes are removed"
 
 
 def test_two_runs_at_once_make_their_data_once(tmp_path):

@@ -41,11 +41,11 @@ def case_results(*rows, **fields):
 
 def leaves_results(monkeypatch, results_of, status_of=lambda name: 0):
     """Make cases leave these results without running. Returns the settings that each one got."""
-    told = {}
+    commands = {}
 
     def run(self, command, output):
         name = next(one for one in command if one.startswith("case=")).partition("=")[2]
-        told[name] = command
+        commands[name] = command
         output.write_text("output of it\n")
         results = results_of(name)
         if results:
@@ -55,7 +55,7 @@ def leaves_results(monkeypatch, results_of, status_of=lambda name: 0):
         return status_of(name)
 
     monkeypatch.setattr(bench_all.All, "run", run)
-    return told
+    return commands
 
 
 def run_all(tmp_path, monkeypatch=None, name="out", quick=True, engine=None, **fields):
@@ -67,11 +67,11 @@ def run_all(tmp_path, monkeypatch=None, name="out", quick=True, engine=None, **f
 
 def test_every_case_that_there_is_runs_once_and_is_on_one_page(tmp_path, monkeypatch, capsys):
     busy = "Other programs kept up to 1.5 cores busy during it"
-    told = leaves_results(monkeypatch, lambda name: case_results(notes=[busy, "Nothing of weight."]))
+    commands = leaves_results(monkeypatch, lambda name: case_results(notes=[busy, "Nothing of weight."]))
     (tmp_path / "out").mkdir()
     status, results = run_all(tmp_path)
     names = [name for name in cases.SETTINGS if name != "all"]
-    assert status == 0 and results["verified"] is True and list(told) == names
+    assert status == 0 and results["verified"] is True and list(commands) == names
     assert [row["name"] for row in results["rows"]] == names and {"loader", "io", "tune"} <= set(names)
     assert results["notes"] == [f"{name}: {busy}" for name in names]
     assert {"cpu", "cores"} <= results["machine"].keys() and "torch" in results["versions"]
@@ -99,7 +99,7 @@ def test_a_case_that_fails_is_named_and_the_others_are_there(tmp_path, monkeypat
     assert "output of it" in errors["load"] and "ended with 1 before its report" in errors["latency"]
     (io,) = (row for row in results["rows"] if row["failed_rows"])
     assert io["name"] == "io" and io["failed_rows"] == ["dali: RuntimeError: no such decoder"]
-    assert io["verified"] is True and io["ratio_to_best_peer"] == 1.5, "of the rows that did not fail"
+    assert io["verified"] is True and io["ratio_to_best_peer"] == 1.5, "it counts the rows that did not fail"
     printed = capsys.readouterr().out
     assert all(f"FAILED: {name}, {name}: " in printed for name in found)
     page = (tmp_path / "out" / "report.md").read_text()
@@ -109,14 +109,14 @@ def test_a_case_that_fails_is_named_and_the_others_are_there(tmp_path, monkeypat
 
 
 def test_each_case_gets_the_settings_that_differ_from_the_defaults_and_its_own(tmp_path, monkeypatch):
-    told = leaves_results(monkeypatch, lambda name: case_results())
+    commands = leaves_results(monkeypatch, lambda name: case_results())
     (tmp_path / "out").mkdir()
     run_all(
         tmp_path, quick=False, engine={"workers": 3, "direct": "never", "queue_depth": 0}, case_cases=["io", "load"],
         case_settings=["io.depth=[1,8]", "load.tensor_bytes=4096"], case_repeats=2, case_cache=["warm"],
     )  # fmt: skip
-    assert list(told) == ["io", "load"]
-    io, load = set(told["io"]), set(told["load"])
+    assert list(commands) == ["io", "load"]
+    io, load = set(commands["io"]), set(commands["load"])
     common = {"device.name=cpu", "case.repeats=2", "case.cache=[warm]", "engine.workers=3", "engine.direct=never"}
     assert common <= io & load and "case.depth=[1,8]" in io - load and "case.tensor_bytes=4096" in load - io
     assert not any(one.startswith(("engine.queue_depth", "quick", "case.name", "case.cases")) for one in io | load)
@@ -193,9 +193,9 @@ def test_the_page_does_without_a_picture_where_no_case_has_a_peer(tmp_path):
 def test_a_quick_run_of_some_cases_has_their_tables_and_pictures(tmp_path):
     on_disk(tmp_path)
     out = tmp_path / "out"
-    told = "case.settings=['latency.work=[read]','io.direction=[read]','loader.rows=[gdsdata,index_select]']"
+    chosen = "case.settings=['latency.work=[read]','io.direction=[read]','loader.rows=[gdsdata,index_select]']"
     done = bench(
-        "case=all", "quick=true", "case.cases=[loader,latency,io,tune]", told, "case.cache=[warm]",
+        "case=all", "quick=true", "case.cases=[loader,latency,io,tune]", chosen, "case.cache=[warm]",
         f"data.folder={tmp_path}/data", f"hydra.run.dir={out}", cwd=tmp_path, timeout=380,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

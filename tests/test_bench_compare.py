@@ -43,7 +43,7 @@ def test_students_t_is_that_of_the_tables(confidence, dof, expected):
     assert intervals.t_probability(expected, dof) == pytest.approx(confidence, abs=1e-5)
 
 
-def test_students_t_of_a_dof_that_is_no_whole_number_lies_between_its_neighbours():
+def test_students_t_of_a_dof_that_is_no_whole_number_lies_between_its_neighbors():
     quantiles = [intervals.t_quantile(0.95, dof) for dof in (2, 2.5, 3)]
     assert quantiles == sorted(quantiles, reverse=True) and len(set(quantiles)) == 3
 

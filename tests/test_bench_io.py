@@ -359,7 +359,7 @@ def test_the_picture_of_a_sweep_has_a_line_for_each_depth_and_a_point_for_each_s
     assert layout.is_sweep() and not IoLayout({"rows": results["rows"][:1]}).is_sweep()
     found = layout.sweep()
     assert list(found) == [("read", "warm"), ("read", "cold"), ("write", "direct")]
-    assert list(found["write", "direct"]) == ["a", "b"], "what went through the page cache is no point of O_DIRECT"
+    assert list(found["write", "direct"]) == ["a", "b"], "a row through the page cache is no point of O_DIRECT"
     assert [size for size, _ in found["read", "warm"]["a"][1]] == [65536, MIB]
     assert [size for size, _ in found["write", "direct"]["b"][32]] == [4096, 65536, MIB]
     assert found["write", "direct"]["b"][32][0][1]["median"] == pytest.approx(1e9 / 2**30)
@@ -412,7 +412,7 @@ def test_a_row_that_leaves_a_transfer_out_fails_the_bench(tmp_path, monkeypatch,
     said = capsys.readouterr().out
     for kind in ("read", "write", "random read", "random write"):
         assert f"FAILED: {kind}, lazy: ValueError: " in said
-    assert all(row["gb_per_s"] is None for row in results_in(tmp_path)["rows"]), "what fails is not timed"
+    assert all(row["gb_per_s"] is None for row in results_in(tmp_path)["rows"]), "a row that fails has no time"
     assert os.listdir(tmp_path / "data") == []
 
 

@@ -156,7 +156,7 @@ def test_a_row_with_wrong_bytes_fails_and_its_files_go(tmp_path, monkeypatch, ca
     chosen = small(tmp_path, work=[work], rows=[f"wrong_latency:{peer}"], **states)
     assert bench_run.main(chosen, tmp_path) == 1
     assert said in capsys.readouterr().out
-    assert results_in(tmp_path)["rows"][0]["latency_s"] is None, "what fails is not timed"
+    assert results_in(tmp_path)["rows"][0]["latency_s"] is None, "a row that fails has no time"
     assert os.listdir(tmp_path / "data") == []
 
 

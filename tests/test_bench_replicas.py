@@ -144,7 +144,7 @@ class HeldProcess:
         self.killed = True
 
     def wait(self, timeout=None):
-        assert timeout is not None, "nobody waits for it without end"
+        assert timeout is not None, "each wait for it has a timeout"
         raise subprocess.TimeoutExpired("rank", timeout)
 
 

@@ -239,4 +239,4 @@ def test_a_training_run_copies_volumes_for_the_rows_that_read_shards(tmp_path):
     work = Work("volumes", sources.source_for("npy", chosen.data), 3)
     kinds = {peer.key: one.copy_for(work, peer.key) for peer in one.rows_for(work, "warm")}
     assert kinds.pop("webdataset") == "tar" and not any(kinds.values())
-    assert one.copy_for(Work("images", work.source, 3), "webdataset") == "", "of tars that are there"
+    assert one.copy_for(Work("images", work.source, 3), "webdataset") == "", "the images are tars already"

@@ -295,7 +295,7 @@ def test_a_run_compares_rows_with_the_ceiling_and_reports_them(tmp_path, monkeyp
     ceiling, ours, slow, saving = found.values()
     assert ceiling["ratio_to_limit"] == pytest.approx(1) and ceiling["path"] == "none"
     assert slow["ratio_to_limit"] < 1 and slow["waiting_share"]["min"] > ceiling["waiting_share"]["max"]
-    assert ours["best_peer"] == rows[2], "the ceiling is nobody's peer"
+    assert ours["best_peer"] == rows[2], "the ceiling is no peer"
     assert saving["best_peer"] is None, "nor is a row that does not save"
     assert saving["saves"] == 4 and saving["stall_s"]["count"] == 4 and ours["saves"] == 0
     link = results["limits"]["text"]["raw, warm"]["memory_copy"]["gb_per_s"]
@@ -449,4 +449,4 @@ def test_a_picture_has_all_of_its_title_beside_rows_of_long_names(tmp_path):
     about = {"volumes": {"repeats": 1.5, "batch_size": 16, "sample_bytes": 2**21}}
     TrainLayout({"rows": [row], "data": about, "device": {"name": "cuda"}}).plot(tmp_path / "results.png")
     edge = image.imread(tmp_path / "results.png")[:, -1]
-    assert (edge == 1).all(), "what is drawn ends before the picture does"
+    assert (edge == 1).all(), "the drawing ends before the edge of the picture"

@@ -86,12 +86,12 @@ def test_a_constructor_waits_no_longer_than_it_says_and_does_not_try_again_at_on
     with pytest.warns(RuntimeWarning, match=f"takes longer than.*gdsdata.io.calibration '{data}' --device cuda:0"):
         assert _workers(data) == 0
     assert CONSTRUCTOR_S <= time.monotonic() - began < CONSTRUCTOR_S + PATIENCE_S
-    assert calls[0](), "it was not told to give up"
+    assert calls[0](), "it was not asked to give up"
     may_end.set()
     (thread,) = [one for one in threading.enumerate() if one.name == "gdsdata-calibration"] or [threading.Thread()]
     if thread.ident is not None:
         thread.join(60)
-    assert calibration.load() == {}, "what came too late was kept"
+    assert calibration.load() == {}, "a late result was kept"
     assert _workers(data) == 0 and len(calls) == 1
     monkeypatch.setattr(calibration, "_RETRY_S", 0)
     monkeypatch.setattr(calibration, "calibrate", lambda *_: FOUND)

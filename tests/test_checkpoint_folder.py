@@ -47,20 +47,20 @@ class OtherProcess:
     """Holds the lock of a folder, with its heartbeat, until it is ended."""
 
     def __init__(self, path: Path) -> None:
-        self._answers, told = os.pipe()
+        self._answers, answers = os.pipe()
         commands, self._commands = os.pipe()
         self.id = os.fork()
         if self.id == 0:
             os.close(self._commands)
             try:
                 folder = locked(path)
-                os.write(told, b"y")
+                os.write(answers, b"y")
                 os.read(commands, 1)
                 folder.release()
             except BaseException:
-                os.write(told, b"n")
+                os.write(answers, b"n")
             os._exit(0)
-        os.close(commands), os.close(told)
+        os.close(commands), os.close(answers)
 
     def has_it(self) -> bool:
         return os.read(self._answers, 1) == b"y"
@@ -134,14 +134,14 @@ def test_a_host_that_has_flock_respects_the_lock_of_one_that_has_not(tmp_path, n
 def test_without_flock_saves_work_with_one_warning(tmp_path, monkeypatch, number):
     refuse_flock(monkeypatch, number)
     state = {"a": 0}
-    with pytest.warns(RuntimeWarning, match="has no flock .* the next one waits 60 s") as told:
+    with pytest.warns(RuntimeWarning, match="has no flock .* the next one waits 60 s") as warned:
         with AsyncCheckpointer(tmp_path) as checkpointer:
             for step in (1, 2):
                 checkpointer.save(step, {"a": step}).result()
             assert checkpointer.restore(state) == 2 and state == {"a": 2}
         with AsyncCheckpointer(tmp_path) as checkpointer:  # the first one has released it
             checkpointer.save(3, state).result()
-    assert len([one for one in told if "flock" in str(one.message)]) == 1
+    assert len([one for one in warned if "flock" in str(one.message)]) == 1
     assert not (tmp_path / "lock-held").exists()
     assert eventually(lambda: all(thread.name != "gdsdata-heartbeat" for thread in threading.enumerate()))
 

@@ -157,7 +157,7 @@ def test_tensors_that_share_pages_are_written_in_one_piece(tmp_path, name):
     assert after["requests"] - before["requests"] <= -(-size_bytes // MIB) + 3 + pages
 
 
-def test_neighbours_on_one_page_do_not_disturb_each_other(tmp_path):
+def test_neighbors_on_one_page_do_not_disturb_each_other(tmp_path):
     state = [torch.full((2000 + i,), i, dtype=torch.uint8) for i in range(100)]
     for _ in range(20):
         gdsdata.save(state, tmp_path / "x.pt")

@@ -170,19 +170,19 @@ def kill_at_random(kind: str, folder: Path, kills: int, seed: int) -> None:
     step, found = 0, 0
     code_of(in_child(save, kind, folder, 0, EngineOptions()))
 
-    def save_for_ever(told: int, step: int) -> None:
+    def save_for_ever(saved_steps: int, step: int) -> None:
         while True:
             step += 1
             save(kind, folder, step, EngineOptions())
-            os.write(told, step.to_bytes(8, "little"))
+            os.write(saved_steps, step.to_bytes(8, "little"))
 
     def look() -> None:
         os.write(answer, load(kind, folder).to_bytes(8, "little"))
 
     for _ in range(kills):
-        reader, told = os.pipe()
-        child = in_child(save_for_ever, told, found)
-        os.close(told)
+        reader, saved_steps = os.pipe()
+        child = in_child(save_for_ever, saved_steps, found)
+        os.close(saved_steps)
         if generator.random() < 0.9:  # in most rounds, wait for the first save
             select.select([reader], [], [], 10)
         time.sleep(generator.random() * 0.04)

@@ -553,7 +553,7 @@ def test_files_with_brackets_in_their_names_are_found(tmp_path):
     assert_same_batches(GDSDataset(path, 1, device="cpu"), [np.arange(3)[None]])
 
 
-def test_the_format_is_recognised_by_magic(tmp_path):
+def test_the_format_is_recognized_by_magic(tmp_path):
     np.save(tmp_path / "volume", np.arange(6.0).reshape(2, 3))
     assert next(iter(GDSDataset(tmp_path / "volume.npy", 1, device="cpu"))).shape == (1, 2, 3)
     tokens = np.arange(2000, dtype="<u2")

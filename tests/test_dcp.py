@@ -348,7 +348,7 @@ def both_save_plans(state, **arguments):
 
 
 def are_distinct(values):
-    """Return whether torch tells the keys of a dict apart, since it takes 0 for "0"."""
+    """Return whether torch distinguishes the keys of a dict: it takes 0 for "0"."""
     return len(set(map(str, values))) == len(values)
 
 
@@ -611,7 +611,7 @@ def _fail_on_rank_1(rank, folder):
     dist.barrier()
     save({"w": w * 3}, GDSStorageWriter(folder / "x"))
     dist.barrier()
-    assert len(list((folder / "x").iterdir())) == 3, "what the failed save left is gone"
+    assert len(list((folder / "x").iterdir())) == 3, "leftovers of the failed save are gone"
     return failures
 
 

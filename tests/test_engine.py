@@ -197,15 +197,15 @@ def test_a_callback_of_a_future_may_read(tmp_path):
 
 
 def test_a_caller_gets_its_result_while_the_notifying_thread_is_blocked(tmp_path, late):
-    told, go_on = threading.Event(), threading.Event()
+    is_blocked, go_on = threading.Event(), threading.Event()
 
     def hold_up(_):  # blocks the thread that completes futures
-        told.set()
+        is_blocked.set()
         assert go_on.wait(60)
 
     with gdsdata.Engine(late, most_calls=1) as engine:
         engine.read(tmp_path / "x", torch.empty(1, dtype=torch.uint8)).add_done_callback(hold_up)
-        assert told.wait(60)
+        assert is_blocked.wait(60)
         try:
             for _ in range(3):  # more than may be in flight: each read makes room for the next
                 found = engine.read(tmp_path / "x", torch.empty(MIB, dtype=torch.uint8)).result(20)
@@ -326,7 +326,7 @@ def test_few_of_the_files_that_were_read_stay_open(tmp_path):
     assert kept <= 24 and after <= 0
 
 
-def test_a_read_that_waits_its_turn_can_be_cancelled_as_any_future(tmp_path, late):
+def test_a_read_that_waits_its_turn_can_be_canceled_as_any_future(tmp_path, late):
     with gdsdata.Engine(late, most_calls=1) as engine:
         first, second = (engine.read(tmp_path / "x", torch.empty(MIB, dtype=torch.uint8)) for _ in range(2))
         assert second.cancel()

@@ -399,7 +399,7 @@ def test_all_tensors_that_collate_returns_are_moved():
     assert isinstance(found[2], pair) and found[2].a.is_meta and found[2].b == 3
 
 
-def test_a_tar_of_a_folder_is_recognised_and_decoded(tmp_path):
+def test_a_tar_of_a_folder_is_recognized_and_decoded(tmp_path):
     images = [np.full((4, 5), i, np.uint8) for i in range(20)]
     for shard in range(2):
         with tarfile.open(tmp_path / f"{shard}.tar", "w") as archive:
@@ -422,7 +422,7 @@ def test_a_tar_of_a_folder_is_recognised_and_decoded(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["mds", "litdata", "megatron", "tfrecord", "tgz"])
-def test_each_format_is_recognised_by_the_file_that_names_the_others(tmp_path, kind):
+def test_each_format_is_recognized_by_the_file_that_names_the_others(tmp_path, kind):
     formats, named = gdsdata.formats, {}
     if kind in ("mds", "litdata"):
         key = {"mds": b'{"version": 2, "shards": []}', "litdata": b'{\n "config": {}, "chunks": []}'}[kind]
@@ -494,12 +494,12 @@ class Fixed:
 def test_a_stall_is_an_error_and_its_memory_is_kept(tmp_path, ends):
     (tmp_path / "x").write_bytes(bytes(8192))
     require_direct(tmp_path / "x")
-    lent = []
+    taken = []
 
-    class Lent(MemoryPool):
+    class NotedPool(MemoryPool):
         def take(self, size_bytes):
             memory = super().take(size_bytes)
-            lent.append(weakref.ref(memory))
+            taken.append(weakref.ref(memory))
             return memory
 
     sizes = np.full((2, 1), 4096)
@@ -510,7 +510,7 @@ def test_a_stall_is_an_error_and_its_memory_is_kept(tmp_path, ends):
     late = EngineOptions(direct="always", workers=1, faults="late=1,late_ms=8000")
     shared = engine.shared_engine(late, CPU)
     settings = BatchSettings(CPU, dataclasses.replace(late, stall_timeout_s=0.05), prefetch=2)
-    batches = FieldReader(index, settings, shared, engine.file_table(index), memory=Lent(4))
+    batches = FieldReader(index, settings, shared, engine.file_table(index), memory=NotedPool(4))
     batches.plan(np.arange(2), np.array([1, 1]), np.arange(2))
     while shared.statistics()["requests"] < 2:  # only memory of requests in flight must be kept
         time.sleep(0.01)
@@ -522,8 +522,8 @@ def test_a_stall_is_an_error_and_its_memory_is_kept(tmp_path, ends):
         assert time.monotonic() - began < 4, "closing waited for what has stalled"
     del batches
     gc.collect()
-    assert time.monotonic() - began < 7, "it has not stalled for long enough to tell"
-    assert len(lent) == 2 and all(memory() is not None for memory in lent), "the engine still writes there"
+    assert time.monotonic() - began < 7, "the stall was too short to judge"
+    assert len(taken) == 2 and all(memory() is not None for memory in taken), "the engine still writes there"
 
 
 def test_a_forked_child_does_not_wait_for_its_parents_reads(tmp_path):

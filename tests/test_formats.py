@@ -203,8 +203,8 @@ class TestTokens:
     def test_llm_c_header_gives_dtype_and_place(self, tmp_path, magic, dtype):
         tokens = np.arange(21, dtype=dtype)
         path = write(tmp_path / "a.bin", llm_c_head(magic, 21), tokens)
-        for told in (None, dtype):
-            index = Tokens(told, seq_len=10).index([path])
+        for stated in (None, dtype):
+            index = Tokens(stated, seq_len=10).index([path])
             assert (read(index, [1, 0]) == [tokens[10:21], tokens[:11]]).all()
         with pytest.raises(ValueError, match=f"its header says {dtype} tokens, not Tokens.dtype='int32'"):
             Tokens("int32", seq_len=10).index([path])
@@ -533,7 +533,7 @@ class TestRegistry:
         assert set(formats.__all__) == names | {"recognise", "register"}
         assert {getattr(formats, name).__name__ for name in names} == names
 
-    def test_recognises_what_has_a_magic(self, tmp_path):
+    def test_recognizes_what_has_a_magic(self, tmp_path):
         assert recognise([write_npy(tmp_path / "a", np.zeros(3))]) == Npy("file")
         assert recognise([write(tmp_path / "b", llm_c_head(20240520, 0))]) == Tokens()
         assert recognise([write(tmp_path / "c.npy", llm_c_head(20240801, 0))]) == Tokens()

@@ -101,7 +101,7 @@ def test_gray_has_one_channel_of_luma_whatever_the_format(tmp_path):
     assert found.shape == (3, 1, 40, 60) and difference(found, luma.expand(3, 1, 40, 60)) <= 1
 
 
-def test_every_kind_of_colour_becomes_rgb_of_eight_bits():
+def test_every_kind_of_color_becomes_rgb_of_eight_bits():
     def rgb(content):
         return codec.decode(sample(content), "RGB")
 
@@ -120,7 +120,7 @@ def test_every_kind_of_colour_becomes_rgb_of_eight_bits():
 
 
 @pytest.mark.parametrize("kind", ["PNG", "GIF"])
-def test_transparent_pixels_of_a_palette_have_their_own_colour(kind):
+def test_transparent_pixels_of_a_palette_have_their_own_color(kind):
     few = photo().quantize(16)
     content = encoded(few, kind, transparency=few.getpixel((0, 0)))
     assert torch.equal(codec.decode(sample(content), "RGB"), pixels(few.convert("RGB")))

@@ -53,16 +53,16 @@ class BeingSaved:
     """Another process that is in the middle of a save of ``path``."""
 
     def __init__(self, path: Path, content_bytes: int = 1 << 20) -> None:
-        self._answers, told = os.pipe()
+        self._answers, answers = os.pipe()
         asked, self._commands = os.pipe()
         self._child = os.fork()
         if self._child == 0:
             output = engine.Output(str(path), content_bytes)
-            os.write(told, b"begun")
+            os.write(answers, b"begun")
             if os.read(asked, 1) == b"c":
                 output.commit()
             os._exit(0)
-        os.close(told), os.close(asked)
+        os.close(answers), os.close(asked)
         assert os.read(self._answers, 5) == b"begun"
 
     def commit(self) -> None:

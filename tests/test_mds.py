@@ -587,7 +587,7 @@ class TestCompressed:
         with pytest.raises(CorruptData, match=rf"its {algorithm} is .*, and index.json says .*write") as caught:
             kept.index([source])
         assert caught.value.path == str(shard)
-        assert len(os.listdir(tmp_path / "kept")) == 2, "what was unpacked wrongly is left"
+        assert len(os.listdir(tmp_path / "kept")) == 2, "wrongly unpacked shards are left"
 
     def test_a_hash_that_cannot_be_computed_here_is_passed_over(self, data, tmp_path):
         source = pack_shards(data, "gz")

@@ -86,7 +86,7 @@ def test_numbers_are_tensors_and_texts_are_texts(tmp_path, kind, compressed):
     assert read(tmp_path / "data", Mds(unpacked=str(tmp_path / "kept"))) == {**NUMBERS, "text": KINDS[kind][1]}
 
 
-def test_a_folder_is_recognised_and_shuffled(tmp_path):
+def test_a_folder_is_recognized_and_shuffled(tmp_path):
     write(tmp_path, "json")
     assert sorted(read(tmp_path, shuffle=True)["n"]) == sorted(NUMBERS["n"])
 

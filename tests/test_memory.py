@@ -25,43 +25,43 @@ def shard(path, samples: int) -> str:
 
 
 def test_memory_is_reused_once_no_view_of_it_is_left():
-    lent = MemoryPool(4)
-    first, second = lent.take(2 * MIB), lent.take(2 * MIB)
+    pool = MemoryPool(4)
+    first, second = pool.take(2 * MIB), pool.take(2 * MIB)
     places = first.data_ptr(), second.data_ptr()
     assert places[0] != places[1] and all(place % 4096 == 0 for place in places)
     part = first[10:20].view(torch.int16)  # keeps all of it
     del first
-    assert lent.take(2 * MIB).data_ptr() not in places
+    assert pool.take(2 * MIB).data_ptr() not in places
     del part
-    assert lent.take(2 * MIB).data_ptr() == places[0]
+    assert pool.take(2 * MIB).data_ptr() == places[0]
 
 
 def test_the_pool_is_last_in_first_out_and_keeps_a_limited_number():
-    lent = MemoryPool(2)
-    taken = [lent.take(MIB) for _ in range(5)]
+    pool = MemoryPool(2)
+    taken = [pool.take(MIB) for _ in range(5)]
     places = [one.data_ptr() for one in taken]
     while taken:
         taken.pop(0)
-    again = [lent.take(MIB) for _ in range(2)]
+    again = [pool.take(MIB) for _ in range(2)]
     assert [one.data_ptr() for one in again] == [places[4], places[3]]
-    assert len(lent._spare) == 0
+    assert len(pool._spare) == 0
 
 
 def test_a_buffer_that_is_too_small_makes_way_for_a_larger_one():
-    lent = MemoryPool(4)
-    lent.take(MIB)
-    larger = lent.take(10 * MIB)
+    pool = MemoryPool(4)
+    pool.take(MIB)
+    larger = pool.take(10 * MIB)
     assert larger.shape == (10 * MIB,) and larger.fill_(7).sum() == 7 * 10 * MIB
-    assert len(lent._spare) == 0
-    assert lent.take(0).shape == (0,)
+    assert len(pool._spare) == 0
+    assert pool.take(0).shape == (0,)
 
 
 def test_short_ones_take_no_more_than_they_are():
-    lent = MemoryPool(4)
+    pool = MemoryPool(4)
     before = anonymous_bytes()
-    kept = [lent.take(10_000).fill_(1) for _ in range(2000)]
+    kept = [pool.take(10_000).fill_(1) for _ in range(2000)]
     assert anonymous_bytes() - before < 30 * MIB, "20 MB were asked for"
-    kept += [lent.take(MIB + 1).fill_(1) for _ in range(50)]
+    kept += [pool.take(MIB + 1).fill_(1) for _ in range(50)]
     assert anonymous_bytes() - before < 90 * MIB, "and 52 more"
     assert len(kept) == 2050
 

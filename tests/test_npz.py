@@ -140,7 +140,7 @@ class TestFiles:
 
 
 class TestZip:
-    def test_files_are_recognised_by_magic_and_name(self, tmp_path):
+    def test_files_are_recognized_by_magic_and_name(self, tmp_path):
         assert recognise([write(tmp_path / "a.npz", x=np.ones(2))]) == Npz("file")
         torch.save({"x": torch.ones(2)}, tmp_path / "b.pt")
         with pytest.raises(ValueError, match="b.pt is a file of torch.save, which is not read"):

@@ -106,7 +106,7 @@ class TestPermutation:
         assert abs(chi_square_z(table, degrees=len(table) * (n - 1))) < 5
 
     @pytest.mark.parametrize("n", [10, 64, 1001, 10**6, 10**10])
-    def test_does_not_keep_neighbours_together(self, n):
+    def test_does_not_keep_neighbors_together(self, n):
         positions = np.arange(min(n, 10_000))
         images = [Permutation(n, seed=5, epoch=epoch)(positions) for epoch in range(500)]
         steps = np.concatenate([np.diff(image) % n for image in images])

@@ -679,13 +679,13 @@ class TestFooters:
     def test_with_damaged_bytes_are_read_or_corrupt(self, tmp_path):
         path = tmp_path / "a.parquet"
         write(path, awkward(9), 3)
-        sound, rng, told = footer_of(path.read_bytes()), random.Random(0), 0
+        sound, rng, refused = footer_of(path.read_bytes()), random.Random(0), 0
         for _ in range(2000):
             try:
                 row_groups_of(damaged(sound, rng), 0, str(path))
             except CorruptData:
-                told += 1
-        assert told > 500
+                refused += 1
+        assert refused > 500
 
     @pytest.mark.parametrize(
         "footer, said",
@@ -763,5 +763,5 @@ class TestFooters:
             leaf.check(0, 1, 100, "a.parquet")
 
 
-def test_a_file_is_recognised_by_its_magic(tmp_path):
+def test_a_file_is_recognized_by_its_magic(tmp_path):
     assert recognise([write(tmp_path / "any", numbered(3))]) == Parquet()

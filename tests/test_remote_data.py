@@ -209,9 +209,9 @@ def test_no_state_pickle_or_text_has_a_secret(seaweedfs):
     reading = Reading(storage_options=options_of(seaweedfs))
     data = GDSDataset(source, 4, Records("u1", (64,)), device="cpu", reading=reading)
     next(iter(data))
-    told = [repr(data), repr(reading), str(data.state_dict()), str(data.stats()), str(data.report())]
-    told.append(pickle.dumps(data).decode("latin-1"))
-    assert not [text for text in told if seaweedfs.secret_key in text]
+    shown = [repr(data), repr(reading), str(data.state_dict()), str(data.stats()), str(data.report())]
+    shown.append(pickle.dumps(data).decode("latin-1"))
+    assert not [text for text in shown if seaweedfs.secret_key in text]
 
 
 def test_settings_are_pickled_whole_only_for_a_process_that_is_spawned(monkeypatch):

@@ -219,7 +219,7 @@ def test_a_server_that_stalls_after_some_bytes_again_and_again_is_read_to_the_en
     assert server.counts()["faults"]["stall"] == 14
 
 
-def test_a_read_that_is_cancelled_leaves_no_connection_and_asks_no_more(server):
+def test_a_read_that_is_canceled_leaves_no_connection_and_asks_no_more(server):
     server.plan = Plan(share=1.0, kinds=("silence",), in_a_row=None)
     begun = [begin(server, *one) for one in some_ranges(4, 32)]
     assert eventually(lambda: server.counts()["open"] > 0)

@@ -66,7 +66,7 @@ def test_an_index_of_objects_is_that_of_the_files(folder, server, name):
 @pytest.mark.parametrize(
     "name", ["npy files", "tar", "npz fields", "safetensors", "tfrecord", "mds", "litdata", "arrow"]
 )
-def test_the_format_of_objects_is_recognised(folder, server, name):
+def test_the_format_of_objects_is_recognized(folder, server, name):
     SOURCES[name].write(folder)
     expected = said(indexed(folder))
     server.put_folder(folder)

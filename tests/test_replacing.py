@@ -50,12 +50,12 @@ def mounted(tmp_path):
 
 
 def test_a_mounted_file_is_written_by_torch_under_hooks_with_one_warning(mounted):
-    with gdsdata.torch_hooks(), warnings.catch_warnings(record=True) as told:
+    with gdsdata.torch_hooks(), warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         for value in (1, 2):
             save_by_torch(mounted, value)
             assert torch.load(mounted)["a"][0] == value
-    (message,) = (str(one.message) for one in told if "mount point" in str(one.message))
+    (message,) = (str(one.message) for one in warned if "mount point" in str(one.message))
     assert f"could not replace '{mounted}': it is a mount point" in message
     assert message.endswith("torch.save writes over it in place instead, and a crash meanwhile damages it")
     assert value_in(mounted.parent / "source") == 2
@@ -111,7 +111,7 @@ def saves_in_a_folder_that_takes_no_file(folder: Path) -> tuple[Exception, list[
         torch.load(path)
     if os.geteuid() == 0:
         os.seteuid(65534)
-    with warnings.catch_warnings(record=True) as told, gdsdata.torch_hooks():
+    with warnings.catch_warnings(record=True) as warned, gdsdata.torch_hooks():
         warnings.simplefilter("always")
         for value in (1, 2):
             save_by_torch(path, value)
@@ -119,17 +119,17 @@ def saves_in_a_folder_that_takes_no_file(folder: Path) -> tuple[Exception, list[
     try:
         save(path, 3)
     except Exception as error:
-        return error, [str(one.message) for one in told if "in place" in str(one.message)]
+        return error, [str(one.message) for one in warned if "in place" in str(one.message)]
     finally:
         assert torch.load(path)["a"][0] == 2 and os.listdir(folder) == ["x.pt"]
     raise AssertionError("it was saved")
 
 
 def test_a_writable_file_in_a_folder_that_takes_no_new_one(tmp_path):
-    error, told = in_new_process(saves_in_a_folder_that_takes_no_file, tmp_path)
+    error, warned = in_new_process(saves_in_a_folder_that_takes_no_file, tmp_path)
     assert isinstance(error, NotReplaceable) and isinstance(error, IoError)
     assert "its folder takes no new file: save to another folder" in str(error)
-    assert len(told) == 1 and str(error) in told[0]
+    assert len(warned) == 1 and str(error) in warned[0]
 
 
 def save_over_a_file_that_is_not_writable(folder: Path) -> str:

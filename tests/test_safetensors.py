@@ -182,7 +182,7 @@ class TestArguments:
     def test_a_list_of_names_is_a_tuple(self):
         assert Safetensors("rows", ["x", "y"]) == Safetensors("rows", ("x", "y"))
 
-    def test_files_are_recognised_by_name_or_by_header(self, tmp_path):
+    def test_files_are_recognized_by_name_or_by_header(self, tmp_path):
         named = write(tmp_path / "a.safetensors", x=torch.ones(2))
         (tmp_path / "weights").write_bytes(header_of({"x": GOOD}) + bytes(8))
         (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {}}')

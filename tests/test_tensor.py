@@ -197,7 +197,7 @@ def test_a_tensor_that_makes_the_whole_file_replaces_it_and_others_write_over_it
     with open(path, "rb") as reader:
         write_tensor(tensor_of(b"d" * 1000), path)
         assert path.stat().st_ino != before and path.read_bytes() == b"d" * 1000
-        assert reader.read() == b"b" * 10 + b"a" * 980 + b"c" * 10, "who has it open keeps the old one"
+        assert reader.read() == b"b" * 10 + b"a" * 980 + b"c" * 10, "a reader that has it open keeps the old one"
 
 
 def test_readers_of_a_file_that_is_being_replaced_see_whole_versions_only(tmp_path):

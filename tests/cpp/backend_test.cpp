@@ -183,7 +183,7 @@ TEST_P(BytesConformance, SaysWhereAFileEndsTooEarly) {
   }
 }
 
-TEST_P(BytesConformance, WritesAnyRangeAndTouchesNoNeighbour) {
+TEST_P(BytesConformance, WritesAnyRangeAndTouchesNoNeighbor) {
   std::mt19937_64 random(4);
   Bytes expected = random_bytes(600000, 4);
   const std::string path = folder_.write("a", expected);
@@ -311,7 +311,7 @@ TEST(Uring, AReapThatWaitsIsInterruptedFromAnotherThread) {
     EXPECT_LT(std::chrono::steady_clock::now() - began, kLong / 2);
   }
   backend->interrupt();
-  EXPECT_EQ(backend->reap(room, 1, kLong), 0u) << "nobody waited: the next reap comes back";
+  EXPECT_EQ(backend->reap(room, 1, kLong), 0u) << "the interrupt found no waiter, so the next reap returns";
   ASSERT_EQ(::write(ends[1], "bytes", 5), 5);
   EXPECT_EQ(backend->reap(room, 1, kLong), 1u);
   EXPECT_EQ(std::memcmp(memory.data(), "bytes", 5), 0);
@@ -453,7 +453,7 @@ TEST(BounceArena, AllocatesDisjointMemoryAndIsWholeAgainOnceAllIsReleased) {
 TEST(BounceArena, GivesMemoryThatWasNeverTouchedOnceItIsThere) {
   constexpr uint64_t kMiB = 1 << 20, kAll = 16 * kMiB;
   AnonymousMemory probe(4096);
-  if (!populate_pages(probe.data(), 4096)) GTEST_SKIP() << "the system brings memory only where it is touched";
+  if (!populate_pages(probe.data(), 4096)) GTEST_SKIP() << "the system populates memory only when it is touched";
   BounceArena arena(*host_device(), kAll, 4 * kMiB);
   const auto resident_bytes = [&] {
     std::vector<unsigned char> there(kAll / 4096);
@@ -462,7 +462,7 @@ TEST(BounceArena, GivesMemoryThatWasNeverTouchedOnceItIsThere) {
   };
   std::byte* ready = arena.take(4 * kMiB);
   EXPECT_EQ(ready, arena.data());
-  EXPECT_EQ(resident_bytes(), 0) << "nobody has touched it, nor missed any";
+  EXPECT_EQ(resident_bytes(), 0) << "no page was touched or waited for";
   EXPECT_EQ(arena.take(kMiB), nullptr);
   const auto until = std::chrono::steady_clock::now() + kLong;
   std::byte* more = nullptr;

@@ -106,7 +106,7 @@ TEST(Split, TransfersThatAreJoinedAreCutWhereTheyFillTheLimit) {
   }
 }
 
-TEST(Coalesce, RangesCoverEveryPieceJoinOnlyNeighboursAndKeepTheLimit) {
+TEST(Coalesce, RangesCoverEveryPieceJoinOnlyNeighborsAndKeepTheLimit) {
   std::mt19937_64 random(2);
   constexpr uint64_t kGap = 1000, kLimit = 20000;
   for (int round = 0; round < 500; ++round) {

@@ -218,7 +218,7 @@ TEST_P(CufileConformance, SaysWhereAFileEndsTooEarly) {
   }
 }
 
-TEST_P(CufileConformance, WritesAnyRangeAndTouchesNoNeighbour) {
+TEST_P(CufileConformance, WritesAnyRangeAndTouchesNoNeighbor) {
   std::mt19937_64 random(GetParam().seed);
   Bytes expected = random_bytes(600000, 4);
   const std::string path = folder_.write("a", expected);

@@ -104,7 +104,7 @@ TEST_F(OnGpu, AnEventEndsAfterAllThatWasPutInBeforeIt) {
     const auto back = second->record();
     back->wait();
     ASSERT_TRUE(back->done());
-    ASSERT_TRUE(copied->done()) << "what the second stream waited for";
+    ASSERT_TRUE(copied->done()) << "the second stream did not wait for the copy";
     ASSERT_EQ(std::memcmp(in_->data(), out_->data(), kRoomBytes), 0) << "round " << round;
   }
 }
@@ -142,7 +142,7 @@ TEST_F(OnGpu, CopiesAreNotDoneWhenTheirCallReturns) {
     stream_->copy_in(buffer_->data(), in_->data(), 4096);
     late += stream_->record()->done() ? 0 : 1;
   }
-  EXPECT_GT(late, 0u) << "the fake driver is too quick to show who does not wait";
+  EXPECT_GT(late, 0u) << "the fake driver is too fast to show a missing wait";
 }
 
 TEST_F(OnGpu, AnEventIsAwaitedByManyThreads) {
@@ -532,7 +532,7 @@ TEST_F(FakeDriver, EndsAProcessThatReleasesMemoryInUse) {
         for (int i = 0; i < 4; ++i) stream_->copy_in(buffer_->data(), in_->data(), 100);
         in_.reset();
       },
-      "let go of while work in flight uses it");
+      "released while work in flight uses it");
 }
 
 TEST_F(FakeDriver, EndsAProcessThatGathersFromMemoryTheDeviceDoesNotReach) {

@@ -197,7 +197,7 @@ TEST(Engine, ServesAWarmFileFromThePageCacheAndAColdOneFromTheDisk) {
   EXPECT_EQ(read(content.size(), 1)[Route::kDirect], content.size());
 }
 
-TEST(Engine, JoinsColdNeighboursIntoFewRequests) {
+TEST(Engine, JoinsColdNeighborsIntoFewRequests) {
   TemporaryFolder folder;
   const std::string path = folder.write("a", random_bytes(4 << 20, 1));
   drop_from_page_cache(path);
@@ -342,7 +342,7 @@ TEST(Pending, IsWaitedForNoLongerThanItsCallerHasPatience) {
   EXPECT_FALSE(pending.wait(std::chrono::milliseconds(0)));
   EXPECT_FALSE(pending.wait(std::chrono::milliseconds(20)));
   EXPECT_THROW(pending.wait(std::chrono::seconds(60), [] { throw std::runtime_error("Ctrl-C"); }), std::runtime_error);
-  EXPECT_FALSE(pending.ended()) << "what a poll throws does not end it";
+  EXPECT_FALSE(pending.ended()) << "an exception of a poll ended it";
   EXPECT_TRUE(pending.wait(std::chrono::seconds(60)));
 }
 
@@ -368,16 +368,16 @@ TEST(Endings, ReportEachGroupOnceAndNothingWhenAllHaveEnded) {
       pending.push_back(std::make_unique<Pending>(*engine, group_of_one(path, memory[i]), endings.expect(i)));
     }
     endings.close();
-    std::vector<int> told(memory.size());
+    std::vector<int> reported(memory.size());
     while (true) {
       const auto numbers = endings.take([] { return false; });
       if (numbers.empty()) break;
       for (const int64_t number : numbers) {
         EXPECT_TRUE(pending[number]->ended());
-        ++told[number];
+        ++reported[number];
       }
     }
-    EXPECT_EQ(told, std::vector<int>(memory.size(), 1));
+    EXPECT_EQ(reported, std::vector<int>(memory.size(), 1));
     for (const Bytes& one : memory) EXPECT_EQ(one, content);
   }
 }
@@ -408,13 +408,13 @@ TEST(Endings, ReportAGroupWithAWaiterOnlyIfTheWaiterDoesNotSeeItsEnd) {
   const auto engine = make_engine(DirectMode::kAlways, "late=1,late_ms=50");
   Endings endings(engine);
   Bytes memory(1 << 16);
-  std::vector<int64_t> told;
-  std::atomic<size_t> told_count{0};
-  std::thread telling([&] {
+  std::vector<int64_t> reported;
+  std::atomic<size_t> reported_count{0};
+  std::thread reporting([&] {
     for (auto numbers = endings.take([] { return false; }); !numbers.empty();
          numbers = endings.take([] { return false; })) {
-      told.insert(told.end(), numbers.begin(), numbers.end());
-      told_count = told.size();
+      reported.insert(reported.end(), numbers.begin(), numbers.end());
+      reported_count = reported.size();
     }
   });
   for (int64_t number = 0; number < 4; ++number) {
@@ -425,14 +425,14 @@ TEST(Endings, ReportAGroupWithAWaiterOnlyIfTheWaiterDoesNotSeeItsEnd) {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));  // other work that ends with it
     endings.end_waiting(number, sees_it);
     const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(10);
-    while (told_count < static_cast<size_t>(number + 1) / 2 && std::chrono::steady_clock::now() < until) {
+    while (reported_count < static_cast<size_t>(number + 1) / 2 && std::chrono::steady_clock::now() < until) {
       std::this_thread::yield();
     }
-    EXPECT_EQ(told_count, static_cast<size_t>(number + 1) / 2) << "before another one ends";
+    EXPECT_EQ(reported_count, static_cast<size_t>(number + 1) / 2) << "before another one ends";
   }
   endings.close();
-  telling.join();
-  EXPECT_EQ(told, (std::vector<int64_t>{1, 3}));
+  reporting.join();
+  EXPECT_EQ(reported, (std::vector<int64_t>{1, 3}));
 }
 
 bool is_mapped(const std::string& path) {

@@ -177,7 +177,7 @@ TEST(Epochs, ReadersNeverSeeADestroyedObject) {
   EXPECT_GE(reads, 1000u);
   std::vector<std::shared_ptr<void>> unused;
   limbo.take_unused(unused);
-  EXPECT_EQ(limbo.size(), 0u) << "of up to " << most_waiting;
+  EXPECT_EQ(limbo.size(), 0u) << "objects are left, and at most " << most_waiting << " waited";
 }
 
 }  // namespace

@@ -592,8 +592,8 @@ int cuMemHostUnregister(void* memory) {
   const auto found = driver.registrations.find(address(memory));
   if (found == driver.registrations.end()) return kNotRegistered;
   const Range range{found->first, found->second.bytes};
-  if (driver.in_use(&Work::host, range)) end("registered memory is let go of while work in flight uses it");
-  if (!mapped(range)) end("registered memory was unmapped before it was let go of");
+  if (driver.in_use(&Work::host, range)) end("registered memory is released while work in flight uses it");
+  if (!mapped(range)) end("registered memory was unmapped before it was released");
   driver.registrations.erase(found);
   return kSuccess;
 }

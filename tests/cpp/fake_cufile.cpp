@@ -276,12 +276,12 @@ void cuFileHandleDeregister(Api::Handle handle) {
   Library& library = ::library();
   std::lock_guard lock(library.mutex);
   const auto found = library.files.find(handle);
-  if (found == library.files.end()) end("a handle is let go of that is not registered");
+  if (found == library.files.end()) end("a handle is released that is not registered");
   const File& file = *found->second;
-  if (file.in_flight > 0) end("a handle is let go of while a transfer uses it");
+  if (file.in_flight > 0) end("a handle is released while a transfer uses it");
   struct stat status{};
   if (::fstat(file.registered_fd, &status) != 0 || status.st_dev != file.device || status.st_ino != file.inode) {
-    end("a descriptor was closed before its handle was let go of");
+    end("a descriptor was closed before its handle was released");
   }
   ::close(file.fd);
   library.files.erase(found);
@@ -305,10 +305,10 @@ Api::Status cuFileBufDeregister(const void* memory) {
   if (const int code = library.enter("cuFileBufDeregister"); code != 0) return answer(code);
   const auto found = library.buffers.find(static_cast<const std::byte*>(memory));
   if (found == library.buffers.end()) return answer(5024);
-  if (!library.is_device_memory(memory, found->second)) end("registered memory was freed before it was let go of");
+  if (!library.is_device_memory(memory, found->second)) end("registered memory was freed before it was released");
   for (const auto& [begin, bytes] : library.in_flight) {
     if (begin < found->first + found->second && found->first < begin + bytes) {
-      end("registered memory is let go of while a transfer uses it");
+      end("registered memory is released while a transfer uses it");
     }
   }
   library.buffers.erase(found);

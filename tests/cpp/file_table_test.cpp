@@ -186,7 +186,7 @@ TEST_F(FewDescriptors, FilesInUseStayOpenAndACallerThatWouldGiveUpGetsNone) {
     }
     EXPECT_EQ(table->get(60, WhenTaken::kGiveUp), nullptr);
     EXPECT_EQ(table->get(3, WhenTaken::kGiveUp), held[3]) << "it is open already";
-    EXPECT_NE(table->get(61, WhenTaken::kWait), nullptr) << "who holds none always gets one";
+    EXPECT_NE(table->get(61, WhenTaken::kWait), nullptr) << "a caller that holds none always gets one";
     held.pop_back();
     EXPECT_NE(table->get(60, WhenTaken::kGiveUp), nullptr);
   });

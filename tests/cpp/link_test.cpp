@@ -50,7 +50,7 @@ TEST_F(BusyLink, GetsCopiesTogetherThatCameWhileItWasBusy) {
   const auto group = read_of(32, memory);
   ASSERT_TRUE(run(engine, group));
   ASSERT_FALSE(group->result().error) << group->result().error->message;
-  EXPECT_LE(calls("cuMemcpyHtoDAsync") + calls("cuMemcpyBatchAsync") - before, 16u) << "of 32 segments";
+  EXPECT_LE(calls("cuMemcpyHtoDAsync") + calls("cuMemcpyBatchAsync") - before, 16u) << "copies of 32 segments";
   EXPECT_LE(group->result().copies.size(), 1u) << "one stream for all workers";
   set_link_bytes_per_s(0);
   ASSERT_TRUE(same(memory.content(), content_));

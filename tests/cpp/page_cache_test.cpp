@@ -130,9 +130,9 @@ TEST_F(SmallFile, TruncatedAnywhereWithinATransferIsAnErrorWhateverItsBytesAre) 
         continue;
       }
       const auto error = serve(kOffset, kLength);
-      ASSERT_TRUE(error) << "of " << static_cast<int>(value) << ", truncated at " << end;
+      ASSERT_TRUE(error) << "no error for bytes of value " << static_cast<int>(value) << ", truncated at " << end;
       EXPECT_EQ(error->code, ErrorCode::kCorrupt);
-      EXPECT_TRUE(end == 0 || served(0, std::min(end, kOffset))) << "what is left can be read";
+      EXPECT_TRUE(end == 0 || served(0, std::min(end, kOffset))) << "bytes before the end cannot be read";
     }
   }
 }

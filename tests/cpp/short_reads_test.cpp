@@ -189,7 +189,7 @@ TEST_F(ShortReads, ThatArePendingAreDoneByTheWaitingCallerToo) {
   ASSERT_TRUE(same(memory.content(), {content_.begin(), content_.begin() + 4096}));
   ASSERT_TRUE(others.wait(kPatience));
   others.finish();
-  EXPECT_LE(served(*engine).by_guest, 4096u) << "of the group that he waits for, and of no other";
+  EXPECT_LE(served(*engine).by_guest, 4096u) << "the caller serves the group that it waits for, and no other";
 }
 
 TEST_F(ShortReads, OfALittleMoreAreTheWorkers) {
@@ -243,7 +243,7 @@ TEST_F(ShortReads, WaitForWhatStillUsesTheMemory) {
     group->edit().before = {used};
     engine->run(group);
     ASSERT_TRUE(used->done()) << "the copy did not wait";
-    ASSERT_TRUE(same(memory.result(), old)) << "whoever used the memory found it changed";
+    ASSERT_TRUE(same(memory.result(), old)) << "the earlier work on the memory found it changed";
     set_delay_us(200);
     ASSERT_TRUE(same(memory.content(), {content_.begin(), content_.end() - 1}));
   }

@@ -99,7 +99,7 @@ TEST_F(EngineSpans, HoldEveryByteThatWasDeliveredMeanwhile) {
     const int64_t ended_ns = now_ns();
     const auto of_workers = engine->end_spans();
     read(*engine);
-    ASSERT_EQ(of_workers.size(), 3u) << "two workers, and whoever waits";
+    ASSERT_EQ(of_workers.size(), 3u) << "two workers and the guest";
     uint64_t bytes = 0;
     for (const Spans& of_worker : of_workers) {
       int64_t last_ns = began_ns;

@@ -370,7 +370,7 @@ TEST_F(Staged, TheLeastStagingMemoryOfDefaultSegmentsHoldsOneThatIsWrittenToo) {
 
 // Parts that are consecutive in the file and in staging memory, but not on the device, are read by
 // one request. It does not own its pages.
-TEST_F(Staged, ARequestOfPartsForDifferentPlacesLeavesTheirNeighboursAlone) {
+TEST_F(Staged, ARequestOfPartsForDifferentPlacesLeavesTheirNeighborsAlone) {
   const TemporaryFolder folder;
   const Bytes warm = random_bytes(1000, 1), cold = random_bytes(1 << 20, 2);
   const auto files = table_of({folder.write("warm", warm), folder.write("cold", cold)});
@@ -483,7 +483,7 @@ TEST_F(Staged, ReadsWaitForWhatStillUsesTheMemory) {
     group->edit().before = {used};
     ASSERT_TRUE(run(engine, group));
     ASSERT_TRUE(used->done()) << "the copies did not wait";
-    ASSERT_TRUE(same(memory.result(), old)) << "whoever used the memory found it changed";
+    ASSERT_TRUE(same(memory.result(), old)) << "the earlier work on the memory found it changed";
     set_delay_us(200);
     ASSERT_TRUE(same(memory.content(), content));
   }
@@ -688,7 +688,7 @@ TEST_F(StagedErrors, AnErrorOfStorageLeavesNoStagingMemoryTaken) {
   EXPECT_GT(right, 0u);
 }
 
-TEST_F(Staged, GroupsAreCancelledWithCopiesInFlight) {
+TEST_F(Staged, GroupsAreCanceledWithCopiesInFlight) {
   const TemporaryFolder folder;
   const Bytes content = random_bytes(2'000'000, 1);
   const auto files = table_of({folder.write("a", content)});

@@ -99,7 +99,7 @@ void expect_well_placed(const std::vector<Transfer>& asked, const std::vector<Tr
                                       asked[i].memory >= place.runs[at].device + place.runs[at].bytes)) {
       ++at;
     }
-    ASSERT_LT(at, place.runs.size()) << "no copy brings transfer " << i;
+    ASSERT_LT(at, place.runs.size()) << "no copy moves transfer " << i;
     const Staging::Run& run = place.runs[at];
     ASSERT_LE(asked[i].memory + asked[i].length, run.device + run.bytes);
     ASSERT_EQ(run.host + (asked[i].memory - run.device), placed[i].memory) << "transfer " << i << " goes elsewhere";
@@ -219,7 +219,7 @@ TEST(Staging, TakesLittleMemoryUntilThatIsFullOrALongSegmentComes) {
     Staging::Place place;
     EXPECT_TRUE(staging.place(again, place));
     staging.release(place);
-    EXPECT_EQ(staging.memory().size(), sizes.size()) << "what was given back is not used again";
+    EXPECT_EQ(staging.memory().size(), sizes.size()) << "released memory is not used again";
     return sizes;
   };
   const uint64_t first = Staging::kFirstBytes;

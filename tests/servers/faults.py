@@ -275,8 +275,8 @@ class FaultServer:
             self.plan = Plan(**json.loads(request.body))
         elif asked == "forget":
             self.forgotten()
-        told: Any = [dataclasses.asdict(one) for one in self.records] if asked == "records" else self.counted()
-        return Response(200, {"Content-Type": "application/json"}, json.dumps(told).encode())
+        answer: Any = [dataclasses.asdict(one) for one in self.records] if asked == "records" else self.counted()
+        return Response(200, {"Content-Type": "application/json"}, json.dumps(answer).encode())
 
 
 def certificate(folder: Path, name: str = "127.0.0.1") -> tuple[ssl.SSLContext, Path]:
