@@ -1,4 +1,4 @@
-"""Check the prose of pages, comments and docstrings against docs/internals/style.md.
+"""Check the prose of pages, comments, docstrings and test names against docs/internals/style.md.
 
     python tests/check_prose.py             # exit status 1 if counts differ from the allowed ones
     python tests/check_prose.py PATH ...    # show every finding in these files, allowed or not
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import inspect
 import re
 import subprocess
@@ -32,6 +33,9 @@ SKIPPED = re.compile(r"benchmarks/results/[^/]+/(?!README\.md)|tests/evidence/|d
 WIDTH = 100
 MOST_WORDS = 35
 OPENINGS = {"Who", "Whoever", "What", "Of", "Whose"}
+MOST_NAME_CHARACTERS = 80
+# The name of a test may go on from that of its class: TestRows, test_of_a_shard_are_read.
+NAME_OPENINGS = {"who", "whoever", "what", "whatever"}
 WORDS = {  # {what is found: what to write}
     r"(gets?|got|getting|gotten|makes?|made|making) ready": "allocate, prepare",
     r"(lends?|lent|lending)": "allocate, share",
@@ -177,10 +181,16 @@ def python(source: str) -> tuple[list[Passage], list[tuple[int, str]]]:
     return passages, wide
 
 
+@functools.lru_cache(maxsize=1)  # a file's docstrings and its tests' names need the same tree
+def definitions(source: str) -> list[ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    return [node for node in ast.walk(ast.parse(source)) if isinstance(node, kinds)]
+
+
 def docstrings(source: str) -> Iterator[tuple[int, int, str]]:
     """Yield (first line, last line, text) of each docstring."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and node.body:
+    for node in definitions(source):
+        if node.body:
             found = node.body[0]
             text = found.value.value if isinstance(found, ast.Expr) and isinstance(found.value, ast.Constant) else None
             if isinstance(text, str):
@@ -221,6 +231,38 @@ def cpp(source: str) -> tuple[list[Passage], list[tuple[int, str]]]:
     return passages, wide
 
 
+# ---------------------------------------------------------------------------------------------------------- test names
+
+
+def python_test_names(source: str) -> Iterator[tuple[int, str]]:
+    """Yield the line and the words of each test's name."""
+    for node in definitions(source):
+        if not isinstance(node, ast.Module) and node.name.startswith("test_"):
+            yield node.lineno, node.name.removeprefix("test_").replace("_", " ")
+
+
+_CPP_TEST = re.compile(r"^(?:TYPED_)?TEST(?:_[FP])?\(\w+,\s*(\w+)\)", re.MULTILINE)
+_WORD_BEGINS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+
+
+def cpp_test_names(source: str) -> Iterator[tuple[int, str]]:
+    for found in _CPP_TEST.finditer(source):
+        yield source.count("\n", 0, found.start()) + 1, _WORD_BEGINS.sub(" ", found[1]).lower()
+
+
+def name_findings(line: int, words: str) -> Iterator[Finding]:
+    for pattern, instead in WORD_PATTERNS:
+        for match in pattern.finditer(words):
+            yield Finding(line, "name", f'"{match[0]}" in the name of a test: write {instead}')
+    for match in BRITISH.finditer(words):
+        yield Finding(line, "name", f'"{match[0]}" in the name of a test is not American')
+    first = words.partition(" ")[0]
+    if first in NAME_OPENINGS:
+        yield Finding(line, "name", f"the name of a test opens with {first}: name its subject")
+    if len(words) > (most := MOST_NAME_CHARACTERS):
+        yield Finding(line, "name", f'"{words[:30]} ..." has {len(words)} characters, and the most is {most}')
+
+
 # ------------------------------------------------------------------------------------------------------ from passages
 
 
@@ -234,7 +276,7 @@ def sentences(text: str) -> Iterator[str]:
 
 
 def findings(source: str, suffix: str) -> list[Finding]:
-    """Check a file's prose against all rules."""
+    """Check a file's prose and its tests' names against all rules."""
     passages, wide = {".md": markdown, ".py": python}.get(suffix, cpp)(source)
     found = []
     for passage in passages:
@@ -256,6 +298,9 @@ def findings(source: str, suffix: str) -> list[Finding]:
         breakable = re.sub(r"`[^`]{50,}`|\(?https?://\S{50,}", "", line)
         if len(line) > WIDTH and (breakable == line or len(breakable) > WIDTH):
             found.append(Finding(number, "width", f"{len(line)} columns, and prose wraps at {WIDTH}"))
+    names = {".md": lambda _: (), ".py": python_test_names}.get(suffix, cpp_test_names)
+    for number, words in names(source):
+        found.extend(name_findings(number, words))
     return sorted(found)
 
 

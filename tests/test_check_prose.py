@@ -88,6 +88,34 @@ const char* raw = R"(// Whoever)";
     assert found == [(1, "opening"), (2, "opening"), (5, "opening"), (5, "word")]
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("links_in_a_circle_are_told", '"told" in the name'),
+        ("a_crash_lets_go_of_the_folder", '"lets go" in the name'),
+        ("what_is_no_file_is_refused", "opens with what"),
+        ("whatever_is_damaged_is_refused", "opens with whatever"),
+        ("a_format_is_recognised", '"recognised" in the name of a test is not American'),
+        ("a_file_" + "that_is_long_" * 6 + "is_refused", "has 95 characters, and the most is 80"),
+    ],
+)
+def test_the_name_of_a_test_has_a_subject_and_the_fields_words(name, words):
+    camel = "".join(word.capitalize() for word in name.split("_"))
+    sources = {
+        ".py": f"class TestIt:\n    def test_{name}(self):\n        pass\n",
+        ".cpp": f"namespace {{\nTEST_F(Suite, {camel}) {{}}\n",
+    }
+    for suffix, source in sources.items():
+        (found,) = findings(source, suffix)
+        assert (found.line, found.rule) == (2, "name") and words in found.message
+
+
+def test_other_names_and_names_that_go_on_from_a_class_are_left_alone():
+    python = "def what_is_told():\n    pass\n\n\ndef test_of_a_shard_are_rows_that_are_told_from_others():\n    pass\n"
+    assert rules(python, ".py") == [] and rules('TEXT = """\ndef test_what_is_told(): ...\n"""\n', ".py") == []
+    assert rules("TEST(Crc32, OfPartsIsThatOfTheWhole) {}\nint what_is_told() {}\n", ".cpp") == []
+
+
 def test_the_place_of_a_finding_is_the_line_where_its_paragraph_begins():
     (found,) = findings("# Title\n\nRight.\nRight too.\n\nText\nand text. Of this.\n", ".md")
     assert (found.line, found.message) == (6, '"Of this ..." opens with Of')
