@@ -101,7 +101,7 @@ def test_quick_run_makes_all_artefacts_and_verifies_bytes(tmp_path):
     best = [row for row in results["rows"] if row["key"] == row["best_peer"]]
     assert best and all(row["ratio_to_best_peer"] == 1.0 for row in best)
     ours = [row for row in results["rows"] if row["key"] == "gdsdata"]
-    assert all(sum(row["served_bytes"].values()) > 0 for row in ours), "says which path served its bytes"
+    assert all(sum(row["served_bytes"].values()) > 0 for row in ours), "each of our rows names the path of its bytes"
     assert results["limits"]["tokens in 1 file, batch 64"]["raw, warm"]["memory_copy"]["gb_per_s"] > 0.5
     assert {"cpu", "cores", "memory_bytes", "kernel"} <= results["machine"].keys()
     assert {"torch", "numpy", "python"} <= results["versions"].keys()
@@ -153,7 +153,7 @@ def test_quick_load_compares_all_bytes_and_says_its_path(tmp_path):
     assert (about["loaded_bytes"], about["tensors"]) == (16 * MIB, 4)
     keys = {row["key"] for row in results["rows"]}
     assert {"gdsdata", "torch_load", "torch_load_mmap", "readinto", "readinto_threads"} <= keys
-    assert not keys & {"kvikio", "instanttensor", "fastsafetensors"}, "those load to a GPU only"
+    assert not keys & {"kvikio", "instanttensor", "fastsafetensors"}, "these libraries load to a GPU only"
     if "safetensors" not in keys:
         assert any("safetensors is not installed" in note for note in results["notes"])
     in_memory = system.file_system(tmp_path)[0] in ("tmpfs", "ramfs")
@@ -163,7 +163,7 @@ def test_quick_load_compares_all_bytes_and_says_its_path(tmp_path):
         assert row["gb_per_s"]["median"] > 0 and row["cpu_s_per_gb"]["median"] > 0 and row["path"]
     for row in results["rows"]:
         if tables.is_ours(row["key"]):
-            assert sum(row["served_bytes"].values()) == 16 * MIB, "one load a run, by the engine's own count"
+            assert sum(row["served_bytes"].values()) == 16 * MIB, "the engine counts one load a run"
     written = (out / "report.md").read_text()
     assert "16 MiB of bf16 in 4 tensors, to cpu, warm cache" in written and "| ms |" in written
 
@@ -265,13 +265,13 @@ def test_quick_checkpoint_saves_and_loads_every_bit(tmp_path):
     for (kind, _), keyed in found.items():
         for key in keyed.keys() & {"gdsdata_pt", "gdsdata_safetensors"}:
             served_bytes = sum(keyed[key]["served_bytes"].values())
-            assert size <= served_bytes < 1.02 * size, "one pass a run, by the engine's count"
+            assert size <= served_bytes < 1.02 * size, "the engine counts one pass a run"
             assert keyed[key]["stated_bytes"] > 0 and kind in ("save", "load")
     stall = found["async", "staged"]["dcp_async"]
     assert stall["first_s"] > 0 and stall["step_before_first_s"] > 0
     assert 0 < stall["seconds"]["median"] < stall["background_s"]["median"]
     assert stall["step_s"]["median"] > 0 and stall["step_beside_s"]["median"] > 0
-    assert stall["peak_bytes"] >= size, "the memory that it stages in counts"
+    assert stall["peak_bytes"] >= size, "staging memory counts"
     assert any(name.startswith("direct_write_") for name in results["limits"]["save"]["bfloat16+float32, new"])
     written = (out / "report.md").read_text()
     for part in (

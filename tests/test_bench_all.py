@@ -76,10 +76,14 @@ def test_every_case_that_there_is_runs_once_and_is_on_one_page(tmp_path, monkeyp
     assert results["notes"] == [f"{name}: {busy}" for name in names]
     assert {"cpu", "cores"} <= results["machine"].keys() and "torch" in results["versions"]
     written = (tmp_path / "out" / "report.html").read_text()
-    assert not re.search(r"(src|href)=\"(?!data:)|url\(|@import|<script|<link|src=\"\"", written), "needs nothing else"
-    assert written.count("data:image/png;base64,") == len(names) + 1, "a figure for each, and one of them all"
+    assert not re.search(r"(src|href)=\"(?!data:)|url\(|@import|<script|<link|src=\"\"", written), (
+        "the page needs no other file"
+    )
+    assert written.count("data:image/png;base64,") == len(names) + 1, (
+        "each case has a figure, and all have one together"
+    )
     assert all(f"case={name}" in written for name in names)
-    assert "1.50" in capsys.readouterr().out, "how ours stands to the best peer"
+    assert "1.50" in capsys.readouterr().out, "the ratio to the best peer is shown"
     for row in results["rows"]:
         assert (row["ours"], row["best_peer"], row["ratio_to_best_peer"]) == ("gdsdata", "readinto", 1.5)
         assert row["ratio_to_limit"] == 0.6 and row["gb_per_s"]["median"] == 6.0
@@ -105,7 +109,7 @@ def test_a_case_that_fails_is_named_and_the_others_are_there(tmp_path, monkeypat
     page = (tmp_path / "out" / "report.md").read_text()
     assert all(f"- case={name}: `" in page for name in found) and "It left no results." in page
     assert "| **io (1 of its rows FAILED)** | " in page and "from here" not in page
-    assert page.count("### safetensors, ") >= len(results["rows"]) - 2, "the others' tables"
+    assert page.count("### safetensors, ") >= len(results["rows"]) - 2, "the page has the tables of the other cases"
 
 
 def test_each_case_gets_the_settings_that_differ_from_the_defaults_and_its_own(tmp_path, monkeypatch):
@@ -180,7 +184,9 @@ def test_two_runs_are_compared_case_by_case(tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     assert compare.main([a, c]) == 0
     assert "Only in A: case=latency" in capsys.readouterr().out
-    assert compare.main([a, str(tmp_path / "a" / "load")]) == 2, "all of them and one of them"
+    assert compare.main([a, str(tmp_path / "a" / "load")]) == 2, (
+        "results of all cases and of one case cannot be compared"
+    )
 
 
 def test_the_page_does_without_a_picture_where_no_case_has_a_peer(tmp_path):

@@ -193,8 +193,8 @@ def test_machines_and_versions_that_differ_are_said_first(two, capsys):
     assert "Versions differ:\n  torch: 2.15.0 -> 2.11.0" in said and "load_before" not in said
     assert "In B: Other programs kept up to 2.0 cores busy" in said
     assert said.index("torch:") < said.index("B against A")
-    assert said.count("slower with the machine") == 4, "three rows, and in the sum"
-    assert compare.main([a, c, "--fail-if-slower", "1"]) == 0, "the machine's doing"
+    assert said.count("slower with the machine") == 4, "three rows and the summary say it"
+    assert compare.main([a, c, "--fail-if-slower", "1"]) == 0, "a slower machine is no failure"
 
 
 def test_a_row_that_is_slower_by_as_much_as_its_peers_is_slower_with_the_machine(tmp_path, capsys):
@@ -355,10 +355,12 @@ def test_results_have_no_field_that_the_page_does_not_name(tmp_path, name):
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["schema"] == case.SCHEMA and unnamed(results, documented()) == []
     results["rows"][0]["secret"] = 1
-    assert unnamed(results, documented()) == ["rows[].secret"], "the test sees a field that is not there"
+    assert unnamed(results, documented()) == ["rows[].secret"], "the test finds a field without documentation"
 
     written_page = (tmp_path / "report.html").read_text()
-    assert not re.search(r"(src|href)=\"(?!data:)|url\(|@import|<script|<link", written_page), "nothing from elsewhere"
+    assert not re.search(r"(src|href)=\"(?!data:)|url\(|@import|<script|<link", written_page), (
+        "the page needs no other file"
+    )
     assert "data:image/png;base64," in written_page and "prefers-color-scheme: dark" in written_page
     shown = re.sub(r"<[^>]+>", " ", written_page)
     for row in results["rows"]:

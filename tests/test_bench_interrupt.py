@@ -47,7 +47,7 @@ class Bench:
     def interrupt_when(self, condition):
         """Return its status and output."""
         try:
-            assert eventually(condition, timeout_s=60), "it has come so far"
+            assert eventually(condition, timeout_s=60), "the run did not reach the condition"
             time.sleep(0.3)
             os.killpg(self.process.pid, signal.SIGINT)
             status = self.process.wait(30)

@@ -61,7 +61,7 @@ def test_one_pass_carries_every_whole_transfer_once(tmp_path, peer, direction):
     work, row = work_on(tmp_path / "file", direction), row_of(peer)
     if not work.writes:
         made(work.path, work)
-    assert row.verify([work]) == {"checked_bytes": MIB}, "whole transfers: the file's last 16 KiB are none"
+    assert row.verify([work]) == {"checked_bytes": MIB}, "the last 16 KiB of the file are no whole transfer"
     found = row.run(work)
     assert found["ops"] == 16 and found["bytes"] == 16 * work.io_bytes
     assert found["iops"] == pytest.approx(16 / found["seconds"])
@@ -69,7 +69,7 @@ def test_one_pass_carries_every_whole_transfer_once(tmp_path, peer, direction):
     assert found["threads"] == {"sync": 3, "async": 1, "batch": 4}[peer.submit]
     assert found["transfers_per_call"] == (2 if peer.submit == "batch" else 1)
     if tables.is_ours(peer.key):
-        assert sum(found["served"].values()) == MIB, "as the engine itself counts"
+        assert sum(found["served"].values()) == MIB, "the engine counts these bytes"
         assert found["requests_per_op"] > 0
     else:
         assert found["path"]
@@ -164,7 +164,7 @@ def test_rows_follow_the_transfer_types(tmp_path):
     on_gpu = ["gdsdata_cufile_sync", "gdsdata_cufile_async", "gdsdata_cufile_batch", "kvikio_cufile"]
     assert set(keys(*every, "cold", True)) - set(keys(*every, "cold", False)) == set(on_gpu)
     assert keys(["gpu"], ["sync"], "direct", True) == on_gpu[:1]
-    assert keys(["gpu"], ["batch"], "warm", True) == [], "nor does kvikio by cuFile"
+    assert keys(["gpu"], ["batch"], "warm", True) == [], "kvikio by cuFile does not read the page cache"
     assert keys(["gpu"], ["sync"], "warm", True) == [], "cuFile does not read the page cache"
     assert keys(["cpu"], ["sync"], "cold", True) == []
 
@@ -199,7 +199,9 @@ def test_reads_that_fill_the_page_cache_are_marked_and_nobody_is_compared_with_t
     assert buffered["through_cache"] and buffered["xfer_type"] == "page cache->CPU"
     assert buffered["cached_share"]["median"] > 0.9
     assert not direct["through_cache"] and direct["cached_share"]["max"] == 0
-    assert not any(row["through_cache"] for (_, cache), row in rows.items() if cache == "warm"), "they are to"
+    assert not any(row["through_cache"] for (_, cache), row in rows.items() if cache == "warm"), (
+        "rows of a warm cache use it on purpose"
+    )
     assert direct["best_peer"] == buffered["best_peer"] == "pread"
     said = r"read 64 KiB x 2, cold: of what buffered moved, up to \d+% was in the page cache afterwards"
     assert any(re.search(said, note) for note in results["notes"])
@@ -249,12 +251,14 @@ def test_kvikio_goes_past_the_page_cache_where_it_is_to(tmp_path, monkeypatch):
     path, found = kvikio_path(monkeypatch, tmp_path, cache="warm")
     assert path == "POSIX" and not found["auto_direct_io_read"]
     old = StandIn(old=True)
-    assert kvikio_path(monkeypatch, tmp_path, stand_in=old)[0] == "POSIX", "it cannot, and its path says so"
+    assert kvikio_path(monkeypatch, tmp_path, stand_in=old)[0] == "POSIX", (
+        "an old kvikio cannot, and its path shows that"
+    )
 
 
 def test_kvikio_over_the_hosts_memory_is_posix_and_only_straight_to_a_gpu_cufile(tmp_path, monkeypatch):
     path, found = kvikio_path(monkeypatch, tmp_path, device_name="cuda")
-    assert path == "POSIX, O_DIRECT" and found["compat_mode"] == "ON", "storage->CPU->GPU"
+    assert path == "POSIX, O_DIRECT" and found["compat_mode"] == "ON", "bytes go from storage by way of the CPU"
     straight = {"peer": kvikio.CuFileTransfers, "device_name": "cuda"}
     for dma, said in ((True, "cuFile"), (False, "cuFile, compatibility mode")):
         monkeypatch.setattr(engine, "cufile_dma_is_possible", lambda dma=dma: dma)
@@ -368,7 +372,7 @@ def test_the_picture_of_a_sweep_has_a_line_for_each_depth_and_a_point_for_each_s
     for row in results["rows"]:
         row["gb_per_s"] = None
     layout.plot(tmp_path / "none.png")
-    assert not (tmp_path / "none.png").exists(), "where all failed there is nothing to draw"
+    assert not (tmp_path / "none.png").exists(), "if all rows failed, there is nothing to draw"
 
 
 @pytest.mark.slow
@@ -426,7 +430,7 @@ def test_a_run_that_gets_sigterm_removes_its_files(tmp_path):
         ends = time.monotonic() + 60
         while not list(folder.glob("*/read.bin")) and time.monotonic() < ends:
             time.sleep(0.05)
-        assert list(folder.glob("*/read.bin")), "it has begun"
+        assert list(folder.glob("*/read.bin")), "the run has not begun"
         run.send_signal(signal.SIGTERM)
         assert run.wait(80) == 128 + signal.SIGTERM
     assert os.listdir(folder) == []

@@ -65,7 +65,7 @@ def test_every_row_is_verified_timed_and_reported_and_no_file_is_left(tmp_path, 
         assert row["bandwidth_gb_per_s"]["max"] == pytest.approx(row["tensor_bytes"] / timed["min"] / 1e9)
         assert [run["latency_s"]["count"] for run in row["runs"]] == [6, 6]
         if tables.is_ours(row["key"]):
-            assert sum(row["served_bytes"].values()) == 12 * row["tensor_bytes"], "by the engine's own count"
+            assert sum(row["served_bytes"].values()) == 12 * row["tensor_bytes"], "the engine counts these bytes"
     everything = {"gdsdata", "gdsdata_engine", "python"}
     assert found["read 4 KiB", "warm"] == found["read 100,001 B", "warm"] == everything
     assert {"replaced", "in_place"} == {cache for kind, cache in found if kind.startswith("write")}
@@ -100,7 +100,9 @@ def test_the_engines_settings_reach_it(tmp_path):
     chosen.engine = {"direct": "always", "workers": 1, "queue_depth": 2, "backend": "posix"}
     assert bench_run.main(chosen, tmp_path) == 0
     rows = results_in(tmp_path)["rows"]
-    assert len(rows) == 2 and all(row["path"] in ("direct", "buffered") for row in rows), "and not page_cache"
+    assert len(rows) == 2 and all(row["path"] in ("direct", "buffered") for row in rows), (
+        "no row is served by the page cache"
+    )
 
 
 def test_a_run_ends_when_its_seconds_are_over(tmp_path):

@@ -23,7 +23,7 @@ def test_random_bytes_follow_from_the_seed_whatever_the_threads(monkeypatch, siz
         counts = torch.bincount(made.int(), minlength=256)
         assert counts.max() < 3 * size / 256 + 10, "every value as often as any other"
     if size > PIECE:
-        assert not torch.equal(made[: size - PIECE], made[PIECE:]), "no piece is another's"
+        assert not torch.equal(made[: size - PIECE], made[PIECE:]), "no two pieces are equal"
 
 
 @pytest.mark.parametrize("size", SIZES)

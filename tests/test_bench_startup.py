@@ -59,7 +59,7 @@ def test_parts_add_up_to_the_whole_above_a_floor_and_every_byte_is_compared(tmp_
     assert floor["own_s"]["median"] < ours["own_s"]["median"] < ours["seconds"]["median"]
     assert floor["checked_bytes"] == 0 and abs(ours["checked_bytes"] - MIB) < 64 * 1024
     assert ours["path"].startswith("page_cache"), "the kernel may take some pages before they are read"
-    assert sum(ours["served_bytes"].values()) > 0.9 * MIB, "the checkpoint's bytes too"
+    assert sum(ours["served_bytes"].values()) > 0.9 * MIB, "bytes of the checkpoint count too"
     assert not list((tmp_path / "data").glob("gdsdata-bench-*")), "tokens are kept, checkpoints are not"
 
 

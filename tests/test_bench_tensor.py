@@ -63,7 +63,9 @@ def check_results(results, repeats, loop):
         assert row["latency_s"]["count"] == repeats * loop and row["checked_bytes"] >= 2 * row["tensor_bytes"]
         assert [run["bytes"] for run in row["runs"]] == [loop * row["tensor_bytes"]] * repeats
         if is_ours(row["key"]):
-            assert sum(row["served_bytes"].values()) == repeats * loop * row["tensor_bytes"], "by its own count"
+            assert sum(row["served_bytes"].values()) == repeats * loop * row["tensor_bytes"], (
+                "the engine counts these bytes"
+            )
     for rows in tables.values():
         plain = rows["python"]["gb_per_s"]["median"]
         for row in rows.values():
@@ -107,7 +109,7 @@ def test_every_row_is_verified_on_the_cpu_and_on_a_gpu(tmp_path):
     left_out = " ".join(results["notes"])
     for peer in GPU_ROWS:
         here = peer.key in tables["load GPU tensor", "cold"]
-        assert here or f"Row {peer.key} was left out: " in left_out, "there, or named with the reason"
+        assert here or f"Row {peer.key} was left out: " in left_out, "each row is there, or named with the reason"
     written = (tmp_path / "report.md").read_text()
     assert "CPU: load, cold" in written and "GPU: store, in place" in written
 
@@ -117,7 +119,9 @@ def test_one_row_runs_in_seconds_and_the_states_asked_for_are_the_only_ones(tmp_
     assert bench_run.main(chosen, tmp_path) == 0, capsys.readouterr().out
     results = results_in(tmp_path)
     assert set(check_results(results, repeats=1, loop=2)) == {("store CPU tensor", "replaced")}
-    assert results["notes"] == [note for note in results["notes"] if "left out" not in note], "none was asked for"
+    assert results["notes"] == [note for note in results["notes"] if "left out" not in note], (
+        "no row that is missing was asked for"
+    )
     assert os.listdir(tmp_path / "data") == []
 
 
@@ -158,7 +162,7 @@ def test_a_row_with_wrong_bytes_fails_is_not_timed_and_its_files_go(tmp_path, mo
     assert said in capsys.readouterr().out
     (row,) = results_in(tmp_path)["rows"]
     assert row["gb_per_s"] is None and row["ratio_to_python"] is None
-    assert "FAILED" in (tmp_path / "report.md").read_text().split("## ")[1], "in the overview too"
+    assert "FAILED" in (tmp_path / "report.md").read_text().split("## ")[1], "the overview names the failure too"
     assert os.listdir(tmp_path / "data") == []
 
 

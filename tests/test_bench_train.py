@@ -296,7 +296,7 @@ def test_a_run_compares_rows_with_the_ceiling_and_reports_them(tmp_path, monkeyp
     assert ceiling["ratio_to_limit"] == pytest.approx(1) and ceiling["path"] == "none"
     assert slow["ratio_to_limit"] < 1 and slow["waiting_share"]["min"] > ceiling["waiting_share"]["max"]
     assert ours["best_peer"] == rows[2], "the ceiling is no peer"
-    assert saving["best_peer"] is None, "nor is a row that does not save"
+    assert saving["best_peer"] is None, "a row that does not save is no peer of one that saves"
     assert saving["saves"] == 4 and saving["stall_s"]["count"] == 4 and ours["saves"] == 0
     link = results["limits"]["text"]["raw, warm"]["memory_copy"]["gb_per_s"]
     assert saving["least_stall_s"] == pytest.approx(saving["state_bytes"] / link / 1e9)

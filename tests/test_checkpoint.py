@@ -255,7 +255,7 @@ def test_into_takes_views_and_other_orders_of_elements(tmp_path):
     into = {"a": around[1:7, ::2], "b": torch.zeros(5, 6), "c": torch.nn.Parameter(torch.zeros(4))}
     gdsdata.load(tmp_path / "x.pt", into=into)
     assert all(torch.equal(into[key], state[key]) for key in state)
-    assert around[0].abs().sum() == 0 and around[:, 1::2].abs().sum() == 0, "its neighbours are left alone"
+    assert around[0].abs().sum() == 0 and around[:, 1::2].abs().sum() == 0, "elements beside the view are not changed"
 
 
 def test_into_with_other_names_shapes_or_dtypes_says_which(tmp_path):
@@ -299,7 +299,9 @@ def test_a_load_that_is_not_strict_warns_if_no_name_fits(tmp_path):
     with pytest.warns(RuntimeWarning, match="nothing was loaded: .* no name in common: a in into, module.a in the"):
         gdsdata.load(tmp_path / "x.safetensors", into=into, strict=False)
     assert into["a"].sum() == 3
-    assert gdsdata.load(tmp_path / "x.safetensors", into={}, strict=False) == {}, "nothing is asked for: no warning"
+    assert gdsdata.load(tmp_path / "x.safetensors", into={}, strict=False) == {}, (
+        "no tensor is asked for, so there is no warning"
+    )
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -411,7 +413,7 @@ def test_code_in_a_pickle_is_not_run(tmp_path):
             gdsdata.load(tmp_path / "x.pt", **arguments)
     assert not ran.exists()
     gdsdata.load(tmp_path / "x.pt", weights_only=False)
-    assert ran.exists(), "which is what was asked for"
+    assert ran.exists(), "weights_only=False runs the pickle"
 
 
 def test_a_tensor_beyond_its_storage_is_refused_in_every_way_of_loading(tmp_path):
@@ -512,7 +514,7 @@ def test_a_file_that_only_torch_can_read_is_left_to_it_with_a_warning(tmp_path, 
         try:
             found = gdsdata.load(path)
         except RuntimeError:
-            assert kind == "compressed", "which torch refuses"
+            assert kind == "compressed", "torch refuses a compressed file alone"
             return
     assert torch.equal(found["a"], state["a"])
     if kind == "sparse":

@@ -74,7 +74,9 @@ def load(kind: str, folder: Path) -> int:
     else:
         found = load_file(folder / "x.safetensors")
     step = int(found["a"][0])
-    assert all(torch.equal(found[name], tensor) for name, tensor in state_of(step).items()), "torn"
+    assert all(torch.equal(found[name], tensor) for name, tensor in state_of(step).items()), (
+        "tensors of different steps are mixed"
+    )
     return step
 
 

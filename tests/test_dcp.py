@@ -395,7 +395,7 @@ def test_plans_are_remembered_where_that_is_asked_for(tmp_path, monkeypatch):
         state = {"model": many(), "step": step}
         dcp.save(state, storage_writer=GDSStorageWriter(tmp_path / str(step)), planner=planner)
         assert_same(loaded(state, GDSStorageReader(tmp_path / str(step))), state)
-    assert [plan.usable for plan in usable] == [True, False], "the second one is that of the first"
+    assert [plan.usable for plan in usable] == [True, False], "the second plan is that of the first"
 
 
 @pytest.mark.parametrize("state", [trained, odd, many])
@@ -834,7 +834,7 @@ def test_a_save_that_dies_before_its_metadata_leaves_the_old_checkpoint(tmp_path
             patched.setattr(GDSStorageWriter, "finish", crash)
             with pytest.raises((Crash, CheckpointException)):
                 save({"a": torch.full((70_000,), float(step)), "step": step}, GDSStorageWriter(tmp_path))
-        assert len(list(tmp_path.iterdir())) == 1 + step, "the new data is there"
+        assert len(list(tmp_path.iterdir())) == 1 + step, "the data of each failed save are there"
         for reader in (GDSStorageReader, FileSystemReader):
             assert_same(loaded(state, reader(tmp_path)), state)
     (tmp_path / "__0_0.distcp.123-4.tmp").touch()

@@ -174,7 +174,7 @@ def _pipeline(folder):
 
 
 def _files(place):
-    """Return what is in a checkpoint of which the second file cannot be written."""
+    """List the files after a commit that failed because one of them cannot be pickled."""
     from gdsdata.integrations.deepspeed import GDSCheckpointEngine
 
     engine, info = GDSCheckpointEngine(), types.SimpleNamespace(tag="a", save_dir=str(place), save_latest=True)

@@ -170,7 +170,9 @@ def run_examples(page, device, server=None):
 def assert_prints(printed, shown):
     """Compare what was printed with what a page shows, where "..." stands for any text."""
     checker = doctest.OutputChecker()
-    assert checker.check_output(shown, printed, doctest.ELLIPSIS), f"the page shows\n{shown}\nand this is\n{printed}"
+    assert checker.check_output(shown, printed, doctest.ELLIPSIS), (
+        f"the page shows\n{shown}\nand the example prints\n{printed}"
+    )
 
 
 @pytest.mark.parametrize("page", PAGES_WITH_EXAMPLES, ids=name_of)

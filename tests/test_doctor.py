@@ -313,7 +313,7 @@ def test_a_tool_that_hangs_is_ended_with_what_it_started(tmp_path, monkeypatch):
     host = doctor.ThisHost({}, {}, tool_limit_s=0.5)
     started = time.monotonic()
     assert host.tool("nvidia-smi", "-q") is None
-    assert host.tool("nvidia-smi", "-q") is None, "and is not asked again"
+    assert host.tool("nvidia-smi", "-q") is None, "a tool that hung is not started again"
     assert time.monotonic() - started < 3
     child = int((tmp_path / "child").read_text())
     until = time.monotonic() + 5

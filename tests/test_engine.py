@@ -805,7 +805,7 @@ def finds_of_data_sets(driver, path):
 def test_the_next_data_set_of_a_gpu_finds_the_engine_of_the_one_before(tmp_path, fake_driver):
     write_records(tmp_path / "x", 32, 1000)
     is_left, is_found = in_new_process(finds_of_data_sets, fake_driver, tmp_path / "x")
-    assert is_found and not is_left, "other options have their own engine, in its place"
+    assert is_found and not is_left, "other options make a new engine, which replaces the first one"
 
 
 def test_reads_to_a_gpu_are_right_for_callers_that_wait_and_while_it_closes(tmp_path, fake_driver):

@@ -133,7 +133,9 @@ def test_a_failed_completion_is_an_error_at_its_batch_and_the_next_epoch_works(t
     got, error = until_error(dataset, IoError)
 
     assert error.errno == errno.EIO and error.path == str(tmp_path / "0.bin")
-    assert error.length > 0 and error.offset // (4 * 8192) == len(got), "the error is that of the batch it came at"
+    assert error.length > 0 and error.offset // (4 * 8192) == len(got), (
+        "the error names a place in the batch that raised it"
+    )
     assert "a fault made on purpose" in str(error) and error.path in str(error)
     assert f"offset {error.offset}, length {error.length} bytes" in str(error)
     assert_same_batches(got, np.split(expected, 16)[: len(got)])
@@ -491,7 +493,7 @@ def test_where_o_direct_is_refused_and_was_asked_for_the_error_says_so(refusing,
     outcome, served, warned = in_new_process(epochs_of_a_refusing_file, refusing, options)
     assert f"O_DIRECT was asked for, but the file system of '{refusing}' refuses it" in outcome
     assert 'use direct="auto" without strict, or a file system that allows it' in outcome
-    assert sum(served.values()) == 0 and warned == [], "nothing went through the page cache, so nothing says it does"
+    assert sum(served.values()) == 0 and warned == [], "no read went through the page cache, so no warning says so"
 
 
 def test_direct_never_asks_for_no_o_direct_and_warns_of_nothing(refusing):

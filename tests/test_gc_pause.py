@@ -262,7 +262,7 @@ def test_the_pause_of_threads_ends_with_the_last_one():
         event.set()
         thread.join(10)
         assert collects() == on_then
-    assert seen_in_wait == [False], "the other one had not ended"
+    assert seen_in_wait == [False], "the other pause had not ended"
 
 
 @pytest.mark.parametrize("line", ["set_threshold", "get_threshold", "isenabled", "collect"])
@@ -289,7 +289,7 @@ def test_ctrl_c_at_any_place_leaves_the_collector_on_and_later_pauses_whole(monk
     except KeyboardInterrupt:
         pass
     else:
-        assert calls.count(line) < time, "it was to be interrupted"
+        assert calls.count(line) < time, "the line was not interrupted"
     monkeypatch.setattr(gc_pause, "gc", gc)
     assert collects()
     test_the_collector_is_off_within_and_on_again_after()

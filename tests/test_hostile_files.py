@@ -1,4 +1,4 @@
-"""Folders and files that somebody else made: pipes, holes, links, and who may read copies."""
+"""Folders and files that another user made: pipes, holes, links, and the permissions of copies."""
 
 import fcntl
 import json

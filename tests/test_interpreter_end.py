@@ -61,7 +61,7 @@ def outcomes(tmp_path_factory) -> dict[str, tuple[int, float, str]]:
 @pytest.mark.parametrize("name", SILENT)
 def test_a_program_ends_in_silence_with(outcomes, name):
     code, seconds, stderr = outcomes[name]
-    assert (code, stderr) == (0, ""), f"after {seconds:.1f} s"
+    assert (code, stderr) == (0, ""), f"the process ended after {seconds:.1f} s"
 
 
 @pytest.mark.timeout(600)

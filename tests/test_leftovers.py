@@ -119,7 +119,7 @@ def test_the_leftover_of_a_killed_save_goes_with_the_next_save_of_that_name(tmp_
         assert re.fullmatch(re.escape(name) + TEMPORARY, leftover)
     save(tmp_path / name, 1)
     check(tmp_path / name, 1)
-    assert len(temporaries(tmp_path)) == 1, "that of another name is none of its business"
+    assert len(temporaries(tmp_path)) == 1, "the temporary file of another name stays"
     save(other, 2)
     assert not temporaries(tmp_path)
 

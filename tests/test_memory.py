@@ -62,7 +62,7 @@ def test_short_ones_take_no_more_than_they_are():
     kept = [pool.take(10_000).fill_(1) for _ in range(2000)]
     assert anonymous_bytes() - before < 30 * MIB, "20 MB were asked for"
     kept += [pool.take(MIB + 1).fill_(1) for _ in range(50)]
-    assert anonymous_bytes() - before < 90 * MIB, "and 52 more"
+    assert anonymous_bytes() - before < 90 * MIB, "52 MB more were asked for"
     assert len(kept) == 2050
 
 

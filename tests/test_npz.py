@@ -356,7 +356,7 @@ class TestVerify:
                     format.index([str(path)])
                 assert (caught.value.path, caught.value.offset) == (str(path), begin)
                 assert caught.value.length == member.file_size
-            assert len(Npz("file", ("y",), verify=True).index([str(path)])) == 1, "x is not wanted"
+            assert len(Npz("file", ("y",), verify=True).index([str(path)])) == 1, "x is not read, so it is not verified"
 
     def test_each_of_many_equal_files_is_compared(self, tmp_path):
         paths = [write(tmp_path / f"{i}.npz", x=np.full(9, i)) for i in range(5)]
@@ -381,7 +381,7 @@ class TestVerify:
             except ValueError as error:
                 assert str(path) in str(error)
             else:
-                assert np.array_equal(read(index, range(6)), values), f"the bit at {at} changed them"
+                assert np.array_equal(read(index, range(6)), values), f"the bit at {at} changed the values"
                 read_ones += 1
         assert 0 < read_ones < 100
 

@@ -171,7 +171,7 @@ def test_a_restart_restores_from_memory_and_storage_need_not_have_the_save(tmp_p
         with pytest.raises(FileNotFoundError, match="there are: 1"):
             checkpointer.restore(empty(), step=2)
         checkpointer.save(4, state_of(4)).result()
-    assert checkpointer.restore(empty()) == 4, "also after close()"
+    assert checkpointer.restore(empty()) == 4, "a restore works after close()"
     assert [copy.parent.name.split("-of")[0] for copy in copies_in(tmp_path / "node")] == ["3-step-4"]
 
 

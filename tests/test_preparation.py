@@ -109,7 +109,7 @@ def test_preparing_for_another_state_adds_what_it_needs(tmp_path):
         checkpointer.prepare({"a": torch.zeros(MIB // 4)})
         assert has_made(checkpointer, 2)
         checkpointer.prepare({"a": torch.zeros(10 * MIB // 4)})
-        assert has_made(checkpointer, 4), "no more than staging_bytes"
+        assert has_made(checkpointer, 4), "staging_bytes allows 4 MiB"
 
 
 def test_a_save_while_memory_is_prepared_is_complete(tmp_path, monkeypatch):

@@ -181,7 +181,9 @@ def test_records_with_checksums_are_never_cut():
     whole = [(0, 0, 200 * MIB, 0, True), (0, 200 * MIB, 3 * MIB, 0, True)]
     part = [(0, 150 * MIB, 20 * MIB, 0, False), (0, 200 * MIB, 3 * MIB, 0, True)]
     reads, _ = simulate([wants_of(whole), wants_of(part)], [0, 0, 1], [0, 1, 2], [0] * 3, plan.PIECE_BYTES)
-    assert reads[0][0, 0, 200 * MIB] == reads[1][0, 0, 200 * MIB] == 1, "each by itself, because rank 2 would cut it"
+    assert reads[0][0, 0, 200 * MIB] == reads[1][0, 0, 200 * MIB] == 1, (
+        "each is read by itself, because rank 2 would cut it"
+    )
     assert sum(of[0, 200 * MIB, 203 * MIB] for of in reads.values()) == 1
     reads, _ = simulate([wants_of(whole)], [0, 0, 0], [0, 1, 2], [0] * 3, plan.PIECE_BYTES)
     assert sum(of[0, 0, 200 * MIB] for of in reads.values()) == 1

@@ -1,4 +1,4 @@
-"""Small batches for a GPU share a slot of the ring, and nobody notices.
+"""Small batches for a GPU share a slot of the ring, and their values are those of separate slots.
 
 On a GPU, and over the fake driver.
 """

@@ -49,7 +49,7 @@ def code_of(path):
 
 def test_every_source_stands_in_a_room():
     strangers = [str(path.relative_to(CSRC)) for path in cpp_files() if path.relative_to(CSRC).parts[0] not in ROOMS]
-    assert not strangers, f"csrc/ has {ROOMS} only; these are in none of them: {strangers}"
+    assert not strangers, f"csrc/ has the folders {ROOMS} only; these files are in none of them: {strangers}"
 
 
 def test_includes_go_down_the_rooms_and_never_up():

@@ -65,7 +65,7 @@ def test_a_calibration_is_looked_up_once_a_file_system_until_one_is_measured(tmp
     calibration._keep(calibration.place_of(str(tmp_path), device), calibration.Calibration(workers=4))
     looked_up.clear()
     assert [found("x").workers, found("x").workers] == [4, 4] and len(looked_up) == 1
-    assert found("x", gdsdata.EngineOptions(workers=2)).workers == 2, "by options"
+    assert found("x", gdsdata.EngineOptions(workers=2)).workers == 2, "options of the caller come first"
     assert found("to be written").workers == 4
 
 

@@ -342,7 +342,7 @@ def assert_consistent_while_it_changes(store):
         assert_consistent(store)
     except (AssertionError, FileNotFoundError):
         gone = before - set(uploaded(store))
-        assert gone, "a manifest was there, and a file of it was not"
+        assert gone, "a manifest is there, and one of its files is missing"
 
 
 # ------------------------------------------------------------------------------------------------ restoring from both

@@ -411,7 +411,7 @@ SMALL = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.arange(24.0)[3:20:2], 
 
 
 def damaged(content, draw):
-    """Yield files of which one byte differs, of which the end is missing, or that go on."""
+    """Yield files with another byte, without their end, or with more bytes behind it."""
     for i in range(draw.randrange(5), len(content), 5):
         yield content[:i] + bytes([content[i] ^ draw.randrange(1, 256)]) + content[i + 1 :]
     for end in range(1, len(content), 23):

@@ -1,4 +1,4 @@
-// Tests who waits for the link to a device, and for how long.
+// Tests which groups wait for the link to a device, and for how long.
 #include <atomic>
 #include <chrono>
 

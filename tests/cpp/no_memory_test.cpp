@@ -476,7 +476,7 @@ TEST(NoMemoryOfAReactor, EndsTheRangeAndTheNextOneIsRight) {
   client->stop();
 }
 
-// One who waits for an access and gets no answer would wait forever.
+// A caller that waits for an access and gets no answer would wait forever.
 TEST(NoMemoryOfARemoteObject, AnswersAllWhoWaitForAnAccess) {
   constexpr size_t kWaiting = 4;
   size_t failures = 0;

@@ -69,8 +69,8 @@ class RestingFiles : public ::testing::Test {
     }
     return std::nullopt;
   }
-  // Reads until no file is closed. A page fault of the test program itself may have the engine ask
-  // again what is in the page cache, and a file of which that is not known closes.
+  // Reads until no file is closed. After a page fault of the test program itself, the engine may
+  // ask again which pages are in the page cache. A file closes if its answer is not known.
   void open_all(const std::shared_ptr<FileTable>& files) {
     bool all_open = false;
     for (int pass = 0; pass < 20 && !all_open; ++pass) {
