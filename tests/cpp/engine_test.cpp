@@ -597,8 +597,11 @@ TEST(BufferPool, TakesTheBufferThatWasReleasedLastAndAllocatesOnlyForReservation
       reserved.pop_back();
       std::byte* memory = taken.back()->data();
       ASSERT_TRUE(released.empty() || released.back() == memory);
-      if (released.empty()) EXPECT_TRUE(known.insert(memory).second) << "it is in use";
-      if (!released.empty()) released.pop_back();
+      if (released.empty()) {
+        EXPECT_TRUE(known.insert(memory).second) << "it is in use";
+      } else {
+        released.pop_back();
+      }
       *memory = std::byte{1};
     } else if (random() % 2 == 0 && !reserved.empty()) {
       reserved.pop_back();  // nobody needs it

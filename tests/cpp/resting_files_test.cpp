@@ -148,7 +148,9 @@ TEST_F(RestingFiles, StayMappedWhenNoMoreFilesMayBe) {
         same += mapping != nullptr && mapping == mappings[i] ? 1 : 0;
         mappings[i] = mapping;
       }
-      if (pass > 0) EXPECT_GE(same, kMapped - 1) << pass;
+      if (pass > 0) {
+        EXPECT_GE(same, kMapped - 1) << pass;
+      }
     }
   });
 }
