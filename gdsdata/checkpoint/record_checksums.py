@@ -19,7 +19,7 @@ from gdsdata.io import engine
 # memory of one larger tensor.
 MOST_OWN_BYTES = 1 << 30
 
-Take = Callable[[torch.Tensor], object]  # called with all bytes of a record: uint8, one dimension
+Take = Callable[[torch.Tensor], object]  # called with the bytes that were read: uint8, one dimension
 
 
 def is_compared(record: Record) -> bool:
@@ -126,20 +126,22 @@ class Stretch(NamedTuple):
 
 
 class PartsOfRecord:
-    """The parts of one record that one device gets. All of the record is read.
+    """The parts of one record that one device gets. The record is read from ``begin`` to ``end``.
+
+    That is all of it if its checksum is compared.
 
     Attributes:
-        record, device: as given.
+        record, device, begin, end: as given.
         parts: that are wanted.
         whole: a tensor that is read anyway, and whose memory has the record; None if there is none.
         takes: copy the parts that are not read in place, from ``whole`` or from own memory. Set by
             `plan`, as is ``own_bytes``.
         own_bytes: the size of the own memory. If any part is copied, it has a place for each byte
-            of the record; otherwise for those that no tensor gets.
+            from ``begin`` to ``end``; otherwise for those that no tensor gets.
     """
 
-    def __init__(self, record: Record, device: torch.device) -> None:
-        self.record, self.device = record, device
+    def __init__(self, record: Record, device: torch.device, begin: int, end: int) -> None:
+        self.record, self.device, self.begin, self.end = record, device, begin, end
         self.parts: list[Part] = []
         self.whole: torch.Tensor | None = None
         self.takes: list[Take] = []
@@ -157,17 +159,18 @@ class PartsOfRecord:
         self._in_place = _alone(self.parts) if whole is None and may_split else []
         read = set(map(id, self._in_place))
         self.takes = [part.take for part in self.parts if id(part) not in read]
-        left_bytes = self.record.size_bytes - sum(part.size_bytes for part in self._in_place)
-        self.own_bytes = 0 if whole is not None else self.record.size_bytes if self.takes else left_bytes
+        size_bytes = self.end - self.begin
+        left_bytes = size_bytes - sum(part.size_bytes for part in self._in_place)
+        self.own_bytes = 0 if whole is not None else size_bytes if self.takes else left_bytes
 
     def stretches(self) -> Iterator[Stretch]:
         """Yield the stretches of the record, one behind the other."""
-        end, gaps_bytes = 0, 0
+        end, gaps_bytes = self.begin, 0
         name = self.parts[0].name
         for part in [*self._in_place, None]:
-            begin = self.record.size_bytes if part is None else part.offset
+            begin = self.end if part is None else part.offset
             if begin > end:
-                yield Stretch(end, begin - end, name, None, end if self.takes else gaps_bytes)
+                yield Stretch(end, begin - end, name, None, end - self.begin if self.takes else gaps_bytes)
                 gaps_bytes += begin - end
             if part is not None:
                 yield Stretch(begin, part.size_bytes, part.name, part.target)
@@ -198,12 +201,17 @@ class RecordParts:
     def __init__(self) -> None:
         self._of_records: dict[tuple[Record, torch.device], PartsOfRecord] = {}
         self._whole: dict[tuple[Record, torch.device], torch.Tensor] = {}
+        self._spans: list[PartsOfRecord] = []
 
     def add(self, record: Record, device: torch.device, part: Part) -> None:
         """Have a part of a record read into memory of ``device``, or copied from there."""
         if (parts := self._of_records.get((record, device))) is None:
-            parts = self._of_records[record, device] = PartsOfRecord(record, device)
+            parts = self._of_records[record, device] = PartsOfRecord(record, device, 0, record.size_bytes)
         parts.parts.append(part)
+
+    def add_span(self, parts: PartsOfRecord) -> None:
+        """Have parts copied from a span of a record whose checksum is not compared."""
+        self._spans.append(parts)
 
     def note_whole(self, record: Record, target: torch.Tensor) -> bool:
         """Note that a tensor without gaps is filled with a whole record.
@@ -224,8 +232,8 @@ class RecordParts:
             may_split: a record may be read as several extents.
         """
         round_, size_bytes = list[PartsOfRecord](), 0
-        for key, parts in self._of_records.items():
-            parts.plan(self._whole.get(key), may_split)
+        for parts in [*self._of_records.values(), *self._spans]:
+            parts.plan(self._whole.get((parts.record, parts.device)), may_split)
             if round_ and size_bytes + parts.own_bytes > MOST_OWN_BYTES:
                 yield round_
                 round_, size_bytes = [], 0
@@ -236,3 +244,4 @@ class RecordParts:
     def clear(self) -> None:
         self._of_records.clear()
         self._whole.clear()
+        self._spans.clear()

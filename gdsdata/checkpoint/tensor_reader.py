@@ -16,6 +16,7 @@ from gdsdata.checkpoint.extents import Extents, ReadCall, SharedExtents
 from gdsdata.checkpoint.gc_pause import collector_resumed
 from gdsdata.checkpoint.open_file import table_of
 from gdsdata.checkpoint.record_checksums import Part, PartsOfRecord, RecordParts, compare, is_compared
+from gdsdata.checkpoint.spans import Gapped, spans_of
 from gdsdata.checkpoint.stored import Record, Stored, bytes_of, bytes_of_storage
 from gdsdata.checkpoint.tensor_kinds import has_own_memory
 from gdsdata.checkpoint.tensor_rows import PAGE_BYTES, Rows, is_read_with_gaps, overlapping, without_gaps
@@ -56,6 +57,8 @@ class TensorReader:
         self._options, self.verify, self._together = options, verify, together
         self._by_device: dict[torch.device, Extents] = {}
         self._parts = RecordParts()  # that `run` reads
+        self._gapped: dict[tuple[Record, torch.device], list[Gapped]] = {}  # that it looks at together
+        self._copies: list[Callable[[], object]] = []  # before `_afterwards`
         self._afterwards: list[Callable[[], object]] = []
         self._batches = CallThreads(_BATCHES_AT_A_TIME, "gdsdata-read")  # made when needed
         self._begun: list[Future[None]] = []
@@ -141,17 +144,18 @@ class TensorReader:
             if not rows.sizes:
                 return self._all_of(target, stored, name)
             if engine.reaches(target.device) and self._is_read_in_place(rows, stored, target.device):
-                return self._rows_into(target, rows, stored, name)
+                alone = functools.partial(self._rows_into, target, rows, stored, name)
+                return self._read_rows(Gapped(target.detach(), stored, rows, name, alone))
         target = target.detach()
         if target.numel() == 0:
             return None
         if self._compares(stored.record):
-            device = target.device if engine.reaches(target.device) else torch.device("cpu")
             take = functools.partial(_copy_values, target, stored)
-            return self._parts.add(stored.record, device, Part(stored.offset, stored.span_bytes, name, take))
-        values = self._values(stored, target.device, name)
-        self.own_bytes += values.nbytes
-        return self.afterwards(functools.partial(target.copy_, values))
+            part = Part(stored.offset, stored.span_bytes, name, take)
+            return self._parts.add(stored.record, _read_to(target.device), part)
+        self.own_bytes += stored.size_bytes
+        alone = functools.partial(self._copied_into, target, stored, name)
+        return self._read_rows(Gapped(target, stored, Rows(stored, without_gaps(stored)), name, alone))
 
     def _all_of(self, target: torch.Tensor, stored: Stored, name: Path) -> None:
         if engine.reaches(target.device):
@@ -161,6 +165,30 @@ class TensorReader:
 
     def _compares(self, record: Record) -> bool:
         return self.verify and is_compared(record)
+
+    def _read_rows(self, one: Gapped) -> None:
+        """Read a tensor, or, if its rows are short, wait for the others of its record."""
+        if not one.may_share_a_span:
+            return one.read_alone()
+        return self._gapped.setdefault((one.stored.record, _read_to(one.target.device)), []).append(one)
+
+    def _read_gapped(self) -> None:
+        """Read the tensors that have waited for the others of their records."""
+        for (record, device), tensors in self._gapped.items():
+            spans, alone = spans_of(tensors)
+            for begin, end, its in spans:
+                parts = PartsOfRecord(record, device, begin, end)
+                for one in its:
+                    relative = one.stored._replace(offset=one.stored.offset - begin)
+                    take = functools.partial(_copy_values, one.target, relative)
+                    parts.parts.append(Part(one.stored.offset, one.stored.span_bytes, one.name, take))
+                self._parts.add_span(parts)
+            for one in alone:
+                one.read_alone()
+        self._gapped.clear()
+
+    def _copied_into(self, target: torch.Tensor, stored: Stored, name: Path) -> None:
+        self._copies.append(functools.partial(target.copy_, self._values(stored, target.device, name)))
 
     def _is_read_in_place(self, rows: Rows, stored: Stored, device: torch.device) -> bool:
         if self._compares(stored.record):
@@ -268,6 +296,7 @@ class TensorReader:
             raise
 
     def _run(self) -> None:
+        self._read_gapped()
         try:
             for parts in self._parts.rounds(may_split=self._together is None):
                 memories = [self._memory_for(one) for one in parts]
@@ -278,7 +307,7 @@ class TensorReader:
         finally:  # waits for the batches that have begun
             self._batches.shutdown()
         self._parts.clear()
-        for call in self._afterwards:
+        for call in [*self._copies, *self._afterwards]:
             call()
 
     def _memory_for(self, parts: PartsOfRecord) -> torch.Tensor:
@@ -352,6 +381,11 @@ class TensorReader:
         compare(extents, checksums)
 
 
+def _read_to(device: torch.device) -> torch.device:
+    """Return where the bytes are read to of which a tensor on ``device`` gets copies."""
+    return device if engine.reaches(device) else torch.device("cpu")
+
+
 def _view(storage: torch.UntypedStorage, begin: int, stored: Stored) -> torch.Tensor:
     """Return a stored tensor in a storage that has the bytes of its record from ``begin`` on."""
     empty = torch.empty(0, dtype=stored.dtype, device=storage.device)
@@ -366,7 +400,7 @@ def _copy_bytes(target: torch.Tensor, offset: int, record: torch.Tensor) -> None
 
 
 def _copy_values(target: torch.Tensor, stored: Stored, record: torch.Tensor) -> None:
-    """Fill a tensor with the values that a stored one has in the memory of its whole record."""
+    """Fill a tensor with the values that a stored one has in the memory of its record."""
     if record.storage_offset() % stored.dtype.itemsize:  # it lies within a tensor of smaller elements
         record = record.clone()
     target.copy_(_view(record.untyped_storage(), -int(record.storage_offset()), stored))
