@@ -132,13 +132,19 @@ class TestColumns:
         assert read_column(index, "x", [7, 0, 3]) == [b"30", b"0", b"20"]
         assert_within_files(index)
 
-    def test_samples_are_looked_at_side_by_side_if_opens_wait(self, tmp_path, monkeypatch):
-        files = [[[b"%d" % i * j, np.int64(i).tobytes(), b"t" * i] for j in range(i % 4)] for i in range(1, 40)]
+    @pytest.mark.parametrize("empty", [0, 1, 3])
+    def test_samples_are_looked_at_side_by_side_if_opens_wait(self, tmp_path, monkeypatch, empty):
+        counts = [*[0] * empty, *(i % 4 for i in range(1, 40))]
+        files = [
+            [[b"%d" % i * j, np.int64(i).tobytes(), b"t" * i] for j in range(count)]
+            for i, count in enumerate(counts, 1 - empty)
+        ]
         path = write_mds(tmp_path, {"image": "jpeg", "label": "int", "text": "str"}, [None, 8, None], files)
         opens = Opens(monkeypatch, 0.02)
         index = Mds().index([path])
-        assert sorted(opens.paths) == [str(tmp_path / f"shard.{i:05}.mds") for i in range(39) if (i + 1) % 4]
-        assert len(opens.threads) > 2, "the first shard is looked at by one thread, and the others by several"
+        with_samples = [f"shard.{i:05}.mds" for i, count in enumerate(counts) if count]
+        assert sorted(opens.paths) == [str(tmp_path / name) for name in with_samples]
+        assert len(opens.threads) > 2, "the first samples are looked at by one thread, and the others by several"
         samples = [sample for samples in files for sample in samples]
         assert read_column(index, "image") == [image for image, _, _ in samples]
         assert read_column(index, "text") == [text for _, _, text in samples]

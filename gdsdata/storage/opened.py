@@ -167,16 +167,16 @@ def of_each(
         paths: of files and objects.
         threads: for files, so that a disk has several reads to serve. Objects take
             `REMOTE_THREADS`.
-        only_if_slow: files are looked at by one thread, unless the first one has it wait longer
-            than it computes. Threads that compute in Python take turns, and longer than one alone.
+        only_if_slow: files are looked at by one thread, until it has waited longer than it has
+            computed. Threads that compute in Python take turns, and longer than one alone.
     """
     most = REMOTE_THREADS if have_urls(paths) else threads
-    if only_if_slow and most == threads and len(paths) > 1:
-        began_s, computed_s = time.perf_counter(), time.thread_time()
-        first, paths = look(paths[0]), paths[1:]
-        computed_s = time.thread_time() - computed_s
-        most = threads if time.perf_counter() - began_s > 2 * computed_s else 1
-        yield first
+    known = 0
+    if only_if_slow and most == threads:
+        for found in _until_slow(look, paths):
+            yield found
+            known += 1
+    paths = paths[known:]
     if min(most, len(paths)) < 2:
         yield from map(look, paths)
         return
@@ -190,6 +190,22 @@ def of_each(
             yield begun.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _until_slow(look: Callable[[str], T], paths: Sequence[str]) -> Iterator[T]:
+    """Yield what ``look`` returns, until the calls have waited longer than they have computed.
+
+    One call does not show it: a shard without samples is not even opened.
+    """
+    took_s = computed_s = 0.0
+    for path in paths:
+        began_s, computed_before_s = time.perf_counter(), time.thread_time()
+        found = look(path)
+        computed_s += time.thread_time() - computed_before_s
+        took_s += time.perf_counter() - began_s
+        yield found
+        if took_s > 2 * computed_s:
+            return
 
 
 class _LocalFile:
