@@ -6,6 +6,7 @@
 
 #include "base/extent_math.h"
 #include "base/thread_name.h"
+#include "base/without_memory.h"
 #include "tuning.h"
 
 namespace gdsdata {
@@ -112,10 +113,8 @@ Gatherer::Gatherer(const Residence& residence, size_t most_samples)
 
 Gatherer::~Gatherer() {
   for (const auto& event : ended_) {
-    try {
-      if (event != nullptr) event->wait();
-    } catch (const Failure&) {  // the device is lost, and its work too
-    }
+    // Other errors: the device is lost, and its work too.
+    if (event != nullptr) retry_without_memory([&] { event->wait(); });
   }
 }
 

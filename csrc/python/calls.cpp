@@ -144,12 +144,15 @@ class BegunRead {
   }
 
   // If storage still uses the memory after `patience`, the memory is never freed. The same holds in
-  // a forked child, where no read ends.
-  void abandon(std::chrono::nanoseconds patience) {
+  // a forked child, where no read ends, and if an exception (no memory) keeps this from knowing.
+  void abandon(std::chrono::nanoseconds patience) noexcept {
     if (finished_) return;
-    pending_.cancel();
-    if (engine_->forked() || !finished_within(patience, {})) memory_.release();
-    finished_ = true;
+    try {
+      pending_.cancel();
+      if (!engine_->forked()) finished_within(patience, {});
+    } catch (...) {
+    }
+    if (!std::exchange(finished_, true)) memory_.release();
   }
 
   const std::shared_ptr<Engine> engine_;

@@ -4,7 +4,7 @@
 #include <map>
 #include <utility>
 
-#include "base/error.h"
+#include "base/without_memory.h"
 
 namespace gdsdata {
 
@@ -40,10 +40,8 @@ Lease::~Lease() {
       leases().by_end.erase(data() + buffer_->size_bytes());
     }
     for (const uintptr_t stream : streams_) {
-      try {
-        buffer_->uses.push_back(device_->foreign_stream(stream)->record());
-      } catch (const Failure&) {  // the driver has shut down, or the device is lost
-      }
+      // Other errors: the driver has shut down, or the device is lost.
+      retry_without_memory([&] { buffer_->uses.push_back(device_->foreign_stream(stream)->record()); });
     }
   }
   buffer_.reset();

@@ -14,10 +14,12 @@
 #include "backend/select.h"
 #include "base/heads.h"
 #include "base/remote_object.h"
+#include "device/cuda_api.h"
 #include "engine/pending.h"
 #include "engine/prefetcher.h"
 #include "engine/whole.h"
 #include "fakes.h"
+#include "python/lease.h"
 #include "range_server.h"
 #include "testing.h"
 
@@ -264,6 +266,30 @@ TEST(NoMemoryOfADevice, TakesAllEventsBack) {
     events.clear();
   }
   EXPECT_NO_THROW(stream->record()->wait());
+}
+
+TEST(NoMemoryOfALease, HasTheWorkOfItsStreamsNotedAllTheSame) {
+  const auto device = test_device();
+  if (device == nullptr) GTEST_SKIP() << "no GPU, and no replacement of its driver";
+  device->bind_thread();
+  CudaApi::Stream handle = nullptr;
+  ASSERT_EQ(CudaApi::get().stream_create(&handle, CudaApi::kStreamNonBlocking), CudaApi::kSuccess);
+  const auto count = std::make_shared<std::atomic<size_t>>(0);
+  const std::vector<uintptr_t> streams(3, reinterpret_cast<uintptr_t>(handle));
+  bool fails = true;
+  for (int first = 0; fails; ++first) {
+    const std::shared_ptr<DeviceBuffer> buffer = device->allocate(4096);
+    auto lease = std::make_unique<Lease>(device, buffer, streams, count);
+    {
+      const FailingAllocations failing(first, 3, /*in_others=*/false);
+      lease.reset();
+      fails = allocations_left.load() <= 0;
+    }
+    EXPECT_TRUE(fails || first > 5);
+    EXPECT_EQ(buffer->uses.size(), streams.size()) << "when allocation " << first << " fails";
+    EXPECT_EQ(*count, 0u);
+  }
+  CudaApi::get().stream_destroy(handle);
 }
 
 // A device whose allocations throw something that is no std::exception.
