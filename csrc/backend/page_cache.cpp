@@ -9,6 +9,7 @@
 #include <cstring>
 #include <utility>
 
+#include "backend/request_error.h"
 #include "base/copy.h"
 #include "tuning.h"
 
@@ -126,14 +127,6 @@ long count_major_faults() {
 // The page cache has blocks of the local cache too.
 Route route_of(const File& file) { return file.remote() == nullptr ? Route::kPageCache : Route::kLocalCache; }
 
-Error truncated(const File& file, const Transfer& transfer) {
-  return {ErrorCode::kCorrupt,
-          "'" + file.path() + "' ends at " + std::to_string(file.current_size_bytes()) + " bytes, before offset " +
-              std::to_string(transfer.offset) + " + length " + std::to_string(transfer.length) +
-              " that was to be read; it was truncated, or its index is of another file",
-          file.path(), transfer.offset, transfer.length};
-}
-
 }  // namespace
 
 std::optional<Error> PageCache::serve(std::span<const Transfer> transfers, std::span<File* const> files,
@@ -144,7 +137,7 @@ std::optional<Error> PageCache::serve(std::span<const Transfer> transfers, std::
     const Transfer& transfer = transfers[i];
     File& file = *files[i];
     if (transfer.length > file.size_bytes() || transfer.offset > file.size_bytes() - transfer.length)
-      return truncated(file, transfer);
+      return truncated_error(file, transfer.offset, transfer.length);
     if (!file.holds(transfer.offset, transfer.length)) {
       left.push_back(transfer);
       continue;
@@ -235,7 +228,7 @@ std::optional<Error> PageCache::check_size(std::span<const Copy> of_one_file) {
   const uint64_t end = farthest->offset + farthest->length;
   const File& file = *of_one_file.front().file;
   const uint64_t size_bytes = file.current_size_bytes();
-  if (mapping.lost_from() < end || size_bytes < end) return truncated(file, *farthest);
+  if (mapping.lost_from() < end || size_bytes < end) return truncated_error(file, farthest->offset, farthest->length);
   if (mapping.lost_from() == Mapping::kNothingLost) mapping.tails().learn(seen_, size_bytes);
   return std::nullopt;
 }

@@ -6,13 +6,12 @@
 
 namespace gdsdata {
 
-Error truncated_error(const Request& request) {
-  const uint64_t size_bytes = request.file->current_size_bytes();
+Error truncated_error(const File& file, uint64_t offset, uint64_t length) {
   return {ErrorCode::kCorrupt,
-          "'" + request.file->path() + "' ends at " + std::to_string(size_bytes) + " bytes, before offset " +
-              std::to_string(request.offset) + " + length " + std::to_string(request.length) +
+          "'" + file.path() + "' ends at " + std::to_string(file.current_size_bytes()) + " bytes, before offset " +
+              std::to_string(offset) + " + length " + std::to_string(length) +
               " that was to be read; it was truncated, or its index is of another file",
-          request.file->path(), request.offset, request.length};
+          file.path(), offset, length};
 }
 
 Error closed_error(const Request& request) {
