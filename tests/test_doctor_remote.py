@@ -337,6 +337,50 @@ def test_a_proxy_is_named_without_its_password(monkeypatch):
     assert answers("https://bucket.example.invalid/x.bin")["proxy"].answer == "yes"
 
 
+# As curl 7.88.1 has them.
+@pytest.mark.parametrize(
+    ("no_proxy", "host", "passes"),
+    [
+        ("10.0.0.0/8", "10.1.2.3", True),
+        ("10.0.0.0/8", "11.1.2.3", False),
+        ("x,127.0.0.0/31", "127.0.0.1", True),
+        ("127.0.0.9/31", "127.0.0.1", False),
+        ("x 127.0.0.0/8", "127.0.0.1", True),
+        ("127.0.0.1/32", "127.0.0.1", True),
+        ("127.0.0.1/0", "127.0.0.1", True),
+        ("0.0.0.0/0", "127.0.0.1", False),
+        ("127.0.0.0/40", "127.0.0.1", False),
+        ("127.0.0.0/255.0.0.0", "127.0.0.1", False),
+        (".0.0.1", "127.0.0.1", False),
+        ("fd00::/8", "fd12::1", True),
+        ("fd00::/8", "127.0.0.1", False),
+        ("127.0.0.0/8", "localhost", False),
+        ("host, localhost", "localhost", True),
+        ("localhost.", "localhost", True),
+        (".Example.com", "a.example.com", True),
+        ("example.com", "anexample.com", False),
+        ("*", "a.example.com", True),
+        ("x,*", "a.example.com", False),
+        ("", "a.example.com", False),
+    ],
+)
+def test_hosts_that_pass_the_proxy_are_those_of_libcurl(no_proxy, host, passes):
+    assert url_probes.passes_proxy(no_proxy, host, knows_ranges=True) == passes
+
+
+def test_an_older_libcurl_knows_no_ranges_of_addresses():
+    assert not url_probes.passes_proxy("10.0.0.0/8", "10.1.2.3", knows_ranges=False)
+    assert url_probes.passes_proxy("10.1.2.3", "10.1.2.3", knows_ranges=False)
+
+
+@pytest.mark.parametrize(("version", "passes"), [("7.85.0", False), ("7.86.0", True), ("8.14.1", True)])
+def test_a_range_of_addresses_passes_the_proxy_if_libcurl_knows_it(monkeypatch, version, passes):
+    monkeypatch.setattr(url_probes, "_libcurl_words", lambda: f"libcurl/{version} OpenSSL/3.0.19")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "10.0.0.0/8")
+    assert url_probes.proxy("http://10.1.2.3/x.bin")["proxy"] == ("" if passes else "http://127.0.0.1:9")
+
+
 def test_missing_credentials_are_a_no_and_those_that_end_say_when(faults, monkeypatch):
     url = faults.make("x.bin", MIB)
     monkeypatch.setenv("AWS_SESSION_TOKEN", "TOKEN")

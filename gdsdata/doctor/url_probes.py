@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import ipaddress
 import math
 import os
+import re
 import socket
 import ssl
 import statistics
@@ -44,6 +46,7 @@ _MOVED = (301, 302, 303, 307, 308)
 # As csrc/backend/curl_api.cpp and http_reactor.cpp have them.
 _LIBRARIES = ("libcurl.so.4", "libcurl-gnutls.so.4", "libcurl-nss.so.4", "libcurl.so")
 _CERTIFICATES = ("SSL_CERT_FILE", "AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+_KNOWS_RANGES = (7, 86)  # the first libcurl that knows ranges of addresses in NO_PROXY
 _READ, _THROTTLED = (200, 206), (429, 503)
 
 
@@ -52,12 +55,22 @@ def libcurl(url: str) -> dict[str, Any]:
     refusal = engine.http_refusal()
     if refusal:
         return {"refusal": refusal}
+    return {"version": _libcurl_words()}
+
+
+def _libcurl_words() -> str:
+    """Return what libcurl says of its version: "libcurl/7.88.1 OpenSSL/3.0.19 ..."."""
     for name in _LIBRARIES:
         with contextlib.suppress(OSError):
             version = ctypes.CDLL(name).curl_version
             version.restype = ctypes.c_char_p
-            return {"version": version().decode(errors="replace")}
-    return {"version": "libcurl"}
+            return str(version().decode(errors="replace"))
+    return "libcurl"
+
+
+def _libcurl_version() -> tuple[int, ...]:
+    numbers = re.match(r"libcurl/(\d+)\.(\d+)", _libcurl_words())
+    return tuple(map(int, numbers.groups())) if numbers else ()
 
 
 def proxy(url: str) -> dict[str, Any]:
@@ -75,14 +88,37 @@ def proxy_of(address: SplitResult) -> tuple[str, str]:
     names = ["http_proxy"] if address.scheme == "http" else ["https_proxy", "HTTPS_PROXY"]
     found = next((name for name in [*names, "all_proxy", "ALL_PROXY"] if os.environ.get(name)), "")
     beside = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
-    if not found or any(_covers(name.strip(), address.hostname or "") for name in beside.split(",")):
+    if not found or passes_proxy(beside, address.hostname or "", _libcurl_version() >= _KNOWS_RANGES):
         return "", ""
     return found, os.environ[found]
 
 
-def _covers(name: str, host: str) -> bool:
-    """Return whether an entry of NO_PROXY is for a host: its name, a domain's, or "*"."""
-    return name == "*" or bool(name) and f".{host}".endswith(f".{name.lstrip('.').lower()}")
+def passes_proxy(no_proxy: str, host: str, knows_ranges: bool) -> bool:
+    """Return whether libcurl makes requests to a host without the proxy.
+
+    Args:
+        no_proxy: the value of NO_PROXY: "*", or names, domains and addresses.
+        host: a name or an address.
+        knows_ranges: an entry such as 10.0.0.0/8 is a range of addresses.
+    """
+    if no_proxy.strip() == "*":
+        return True
+    entries = no_proxy.replace(",", " ").lower().split()
+    if knows_ranges:
+        with contextlib.suppress(ValueError):
+            at = ipaddress.ip_address(host)
+            return any(_has_address(entry, at) for entry in entries)
+    return any(f".{host}".endswith(f".{entry.strip('.')}") for entry in entries if entry.strip("."))
+
+
+def _has_address(entry: str, at: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    first, _, bits = entry.partition("/")
+    try:
+        if bits in ("", "0"):
+            return at == ipaddress.ip_address(first)
+        return bits.isdigit() and at in ipaddress.ip_network(entry, strict=False)
+    except ValueError:
+        return False
 
 
 def dns(url: str) -> dict[str, Any]:
