@@ -83,9 +83,9 @@ inline constexpr std::chrono::milliseconds kFewCompletionsTimeout{1};
 // by a worker, 40 by the caller (two cores).
 inline constexpr uint64_t kShortReadBytes = 1 << 20;
 // A future's read of at most so many bytes is served while it is submitted, if the page cache has
-// it. Thousands of reads of 4 KiB a second, by a worker and at once: two cores 40 and 79, an H200's
-// machine 17 to 22 and 35, to the GPU 15 to 18 and 20 to 25. With 64 KiB they are 38 and 62, 20 and
-// 34, 17 to 19 and 15 to 24. It polls so long for a copy to a GPU, which takes 10 us.
+// it. By a worker and at once, two cores do 40 and 79 thousand reads of 4 KiB a second. An H200's
+// machine does 17 to 22 and 35, and to the GPU 15 to 18 and 20 to 25. With 64 KiB these are 38 and
+// 62, 20 and 34, 17 to 19 and 15 to 24. It polls so long for a copy to a GPU, which takes 10 us.
 inline constexpr uint64_t kAtOnceBytes = 64 << 10;
 inline constexpr std::chrono::microseconds kShortCopyPolls{20};
 // A consumer polls so long for a batch that a worker is about to finish. Two cores, batches of 131
