@@ -306,7 +306,7 @@ def four_gpus() -> Figure:
 
 
 def short_reads() -> Figure:
-    file = "h200/all-small.md"
+    file = "h200/short-reads.md"
     bars, groups = [], {}
     rows = table(file, "read, file in the page cache, to cuda")
     for size in ("4 KiB", "64 KiB", "1 MiB"):
@@ -318,7 +318,7 @@ def short_reads() -> Figure:
     return Figure(
         "short-reads",
         "Where it loses: one short read to a GPU",
-        "µs from call to tensor, shorter is better; medians of 20 calls",
+        "µs from call to tensor, shorter is better; medians of 1500 calls",
         bars,
         of_report(file, "Intel Xeon (virtual), 16 cores, NVIDIA H200"),
         "A file in the page cache. One call costs more than a read and a copy of torch.",

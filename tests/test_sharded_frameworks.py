@@ -32,7 +32,7 @@ def of_two_ranks(folder):
     for name in script.TRAINERS:
         pytest.importorskip(name, reason=f"{name} is not installed")
     with quick_programs.importing(*script.TRAINERS, "torch._dynamo"):
-        code, said = torchrun(2, script.__file__, folder, OMP_NUM_THREADS="1")
+        code, said = torchrun(2, script.__file__, folder, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
     assert code == 0, said
     return [json.loads((folder / f"sharded-{rank}.json").read_text()) for rank in range(2)]
 

@@ -171,7 +171,7 @@ def test_a_model_split_by_a_tp_plan_has_the_shards_of_transformers_alone(tmp_pat
     config = transformers.LlamaConfig(**LLAMA | {"num_key_value_heads": 2, "num_hidden_layers": 2})
     transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
     script = Path(__file__).parent / "transformers_ranks.py"
-    code, said = torchrun(2, script, tmp_path / "model", tmp_path, OMP_NUM_THREADS="1")
+    code, said = torchrun(2, script, tmp_path / "model", tmp_path, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
     assert code == 0, said
     whole = sum(one.numel() for one in transformers.LlamaForCausalLM(config).parameters())
     for rank in range(2):
