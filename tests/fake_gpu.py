@@ -31,7 +31,7 @@ def build(folder: Path) -> Path:
 def install(library: Path) -> ctypes.CDLL:
     """Make the fake the engine's driver, and return its test functions (tests/cpp/fake_cuda.h)."""
     os.environ["GDSDATA_LIBCUDA"] = str(library)
-    engine._initialize_cuda = lambda device: None
+    engine._initialize = lambda device: None
     engine.stream_of = lambda device: 0  # the device's default stream
     ring.from_dlpack = _from_dlpack
     torch.set_num_threads(1)  # torch copies batches in the place of the GPU, beside the loop

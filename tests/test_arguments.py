@@ -16,6 +16,7 @@ from helpers import arrays, assert_same_batches, grouped, write_records
 from torch.utils.data import DataLoader, Subset, random_split
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+import gdsdata
 from gdsdata import EngineOptions, Fields, GDSDataset, Mix, Reading, Sharding, formats, read_tensor
 from gdsdata.data.order.lanes import Lanes
 from gdsdata.errors import BackendUnavailable
@@ -91,6 +92,25 @@ def test_a_device_that_torch_does_not_know_is_not_available(file, device):
     for use in (lambda: read(file, device=device), lambda: read_tensor(file, torch.uint8, 4, device=device)):
         with pytest.raises(BackendUnavailable, match=f"device={device!r} cannot be used here: torch knows no such"):
             use()
+
+
+@pytest.mark.parametrize("device", ["mps", "xpu"])
+def test_a_device_that_this_torch_cannot_use_is_not_available(file, tmp_path, device):
+    gdsdata.save({"a": torch.ones(3)}, tmp_path / "a.safetensors")
+    uses = (
+        lambda: read(file, device=device),
+        lambda: read_tensor(file, torch.uint8, 4, device=device),
+        lambda: gdsdata.load(tmp_path / "a.safetensors", device=device),
+    )
+    for use in uses:
+        with pytest.raises(BackendUnavailable, match=f"device={device} cannot be used here: .") as error:
+            use()
+        assert "\n" not in str(error.value)
+
+
+def test_a_data_set_on_another_kind_of_device_is_refused_when_it_is_made(file):
+    with pytest.raises(ValueError, match='device=meta: batches are made on the CPU and on CUDA devices: pass "cpu"'):
+        read(file, device="meta")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from gdsdata.data.ranks import peers_in
 from gdsdata.formats.catalog import FORMATS
 from gdsdata.formats.index import Format, SampleIndex
 from gdsdata.formats.listing import Source, sources_of
+from gdsdata.io.engine import reaches
 from gdsdata.io.options import options_of
 from gdsdata.storage.urls import have_urls
 from gdsdata.whole_numbers import flag, shown, whole_number
@@ -127,6 +128,10 @@ def check_values(fields: Fields, reading: Reading, device: torch.device, on_erro
         ValueError: one is.
     """
     residency, ragged = reading.residency, fields.ragged
+    if not reaches(device):
+        raise ValueError(
+            f'device={device}: batches are made on the CPU and on CUDA devices: pass "cpu", and move each batch'
+        )
     if reading.prefetch < 1:
         raise ValueError(f"prefetch={reading.prefetch}: at least one batch has to be in flight")
     if reading.prefetch > _LARGEST_PREFETCH:

@@ -125,7 +125,7 @@ def _close_batches() -> None:
 _engines: weakref.WeakValueDictionary[tuple[int, int, EngineOptions], _engine.Engine] = weakref.WeakValueDictionary()
 _making_engine = fork_safe_lock(threading.RLock)  # a signal handler may save while it interrupts the first save
 _warned: set[str] = set()
-_initialized: set[tuple[int, int | None]] = set()  # processes, and indexes of their devices
+_initialized: set[tuple[int, torch.device]] = set()  # processes, and their devices
 # 2 MiB for each worker: seconds of a machine at its fastest, minutes of most.
 _MOST_SPANS = 1 << 16
 WorkerSpans = tuple[str, list[tuple[str, int, int, int]], int]  # see `end_spans`
@@ -147,7 +147,7 @@ def shared_engine(options: EngineOptions, device: torch.device) -> _engine.Engin
         engine = _engines.get(key)
         if engine is None:
             if ordinal >= 0:
-                _initialize_cuda(device)
+                _initialize(device)
                 _engine.set_cufile_search_path(cufile_of_wheels())
             fields = vars(options) | staging_for(options, processes_here())
             del fields["stall_timeout_s"], fields["calibrate"]
@@ -240,15 +240,17 @@ def resolved(device: torch.device | str) -> torch.device:
         BackendUnavailable: there is no such device.
     """
     device = device_of(device)
-    if device.type != "cuda":
+    if device.type in ("cpu", "meta"):
         return device
-    _initialize_cuda(device)
-    return device if device.index is not None else torch.device("cuda", torch.cuda.current_device())
+    _initialize(device)
+    if device.type != "cuda" or device.index is not None:
+        return device
+    return torch.device("cuda", torch.cuda.current_device())
 
 
-def _initialize_cuda(device: torch.device) -> None:
+def _initialize(device: torch.device) -> None:
     """Initialize torch first: it then owns the context, which the engine shares."""
-    key = os.getpid(), device.index
+    key = os.getpid(), device
     if key in _initialized:
         return
     try:
