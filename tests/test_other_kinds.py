@@ -241,3 +241,57 @@ def test_a_damaged_file_beside_sound_ones_of_its_kind_is_called_damaged(tmp_path
     (tmp_path / f"1{name.format('00001')}").write_text("of mine")
     with pytest.raises(CorruptData, match="its npy header"):
         gdsdata.GDSDataset(tmp_path, 2, device="cpu")
+
+
+# ----------------------------------------------------------------------------------------- a format that does not fit
+
+FORMATS = {
+    "a.npy": gdsdata.formats.Npy("file"),
+    "a.npz": gdsdata.formats.Npz("file"),
+    "a.safetensors": gdsdata.formats.Safetensors("file"),
+    "a.parquet": gdsdata.formats.Parquet(),
+    "a.arrow": gdsdata.formats.Arrow(),
+    "a.tar": gdsdata.formats.Tar(),
+}
+
+
+def write_sound(path):
+    table = pa.table({"x": [1, 2, 3]})
+    if path.suffix == ".tar":
+        with tarfile.open(path, "w") as archive:
+            archive.addfile(tarfile.TarInfo("0.txt"), io.BytesIO())
+    elif path.suffix == ".safetensors":
+        gdsdata.save({"x": torch.ones(3)}, path)
+    elif path.suffix == ".npz":
+        np.savez(path, x=np.ones(3))
+    else:
+        write = {".npy": lambda: np.save(path, np.ones(3)), ".parquet": lambda: pq.write_table(table, path)}
+        write.get(path.suffix, lambda: feather.write_feather(table, path, compression="uncompressed"))()
+
+
+@pytest.mark.parametrize("given", FORMATS)
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_format_that_is_not_that_of_the_file_is_named_and_the_file_not_called_damaged(tmp_path, name, given):
+    write_sound(tmp_path / name)
+    if name == given:
+        assert gdsdata.GDSDataset(tmp_path / name, 1, FORMATS[given], device="cpu").samples > 0
+        return
+    with pytest.raises(ValueError) as caught:
+        gdsdata.GDSDataset(tmp_path / name, 1, FORMATS[given], device="cpu")
+    its, other = type(FORMATS[name]).__name__, type(FORMATS[given]).__name__
+    assert f"and format={other}(...) reads other files: leave format= out, or pass {its}(...)" in str(caught.value)
+    assert not isinstance(caught.value, CorruptData) and "damaged" not in str(caught.value)
+
+
+def test_a_kind_that_is_not_read_says_what_to_do_whatever_format_is_given(tmp_path):
+    (tmp_path / "x.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(1000))
+    with pytest.raises(ValueError, match="is HDF5, which is not read"):
+        gdsdata.GDSDataset(tmp_path / "x.h5", 1, FORMATS["a.tar"], device="cpu")
+
+
+def test_a_damaged_file_of_the_format_that_is_given_is_called_damaged(tmp_path):
+    write_sound(tmp_path / "a.parquet")
+    whole = (tmp_path / "a.parquet").read_bytes()
+    (tmp_path / "a.parquet").write_bytes(whole[:-4])
+    with pytest.raises(CorruptData, match="cut short"):
+        gdsdata.GDSDataset(tmp_path / "a.parquet", 1, FORMATS["a.parquet"], device="cpu")

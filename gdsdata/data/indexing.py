@@ -122,10 +122,12 @@ class Indexing:
                 with bar("indexing", unit="files"):
                     index = format.index(paths)
             except CorruptData as error:
-                if self._format is None:
-                    from gdsdata.formats.registry import refuse_another_kind
+                from gdsdata.formats.registry import refuse_another_kind, refuse_other_format
 
+                if self._format is None:
                     refuse_another_kind(error.path, paths)
+                elif error.path in paths:
+                    refuse_other_format(error.path, self._format)
                 raise
         else:
             from gdsdata.data.batches.sound_files import index_sound

@@ -124,6 +124,29 @@ def refuse_another_kind(path: str, paths: Sequence[str]) -> None:
         )
 
 
+def refuse_other_format(path: str, format: Format) -> None:
+    """Refuse a file that shows another format than the one that the caller named.
+
+    Args:
+        path: of a file that ``format`` calls damaged.
+
+    Raises:
+        ValueError: says what to do.
+    """
+    if not any(entry.recogniser and entry.name == type(format).__name__ for entry in FORMATS):
+        return  # records, and formats of callers: their files may begin with anything
+    (head,), _, _ = read_heads([path], HEAD_BYTES)
+    kind = _kind_of(head, path)
+    if kind is None:
+        _refuse_another_kind(head, path, [path])
+        return
+    its, given = type(kind.make()).__name__, type(format).__name__
+    if its != given:
+        raise ValueError(
+            f"{path} is {kind.name}, and format={given}(...) reads other files: leave format= out, or pass {its}(...)"
+        )
+
+
 def _kind_of(head: bytes, path: str) -> Recogniser | None:
     return next((known for known in _recognisers if known.recognises(head, path)), None)
 
