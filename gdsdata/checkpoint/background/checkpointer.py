@@ -80,7 +80,7 @@ class AsyncCheckpointer:
 
     Memory: at most ``staging_bytes`` of the host, in buffers of 32 MiB, kept until `close`. They
     are pinned if a state has tensors on a GPU. `restore` and `prepare` have as many made in the
-    background as the state's bytes need; a save makes what is lacking. To that come the engine's
+    background as the state's bytes need; a save makes what is lacking. In addition: the engine's
     own memory (`EngineOptions`), GPU memory within ``device_staging_bytes``, and 4 parts of an
     upload (16 MiB each, for files up to 160 GB). With ``peers=1``, a node's ``memory_folder`` has
     two files for each rank: its own, and that of the rank whose partner it is. While they are
