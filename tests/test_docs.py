@@ -89,6 +89,7 @@ def write_shard(path, folder=""):
 def readers_folder(tmp_path, monkeypatch):
     """Create the files that the pages mention, in the current folder."""
     pytest.importorskip("torchvision")
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name in ("train.bin", "code.bin", "text.bin"):
@@ -98,20 +99,23 @@ def readers_folder(tmp_path, monkeypatch):
     write_shard("shards/a.tar")
     write_shard("photos.tar", "photos/dog/")
     Path("volumes").mkdir()
+    pq.write_table(pa.table({"ids": [[7] * (1 + i % 5) for i in range(40)]}), "text.parquet")
     for i in range(16):
         np.save(f"volumes/{i}.npy", np.full((2, 3), i, np.float32))
 
 
 def known_to_readers(device):
-    """Make the model, the optimizer and the data set that the pages take for granted."""
+    """Make the model, the optimizer and the data set that are the reader's own.
+
+    A page imports the rest itself, so that it can be pasted.
+    """
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2)).to(device)
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.zeros(1, 4, device=device)).sum().backward()
     optimizer.step()
     tokens = gdsdata.formats.Tokens("uint16", seq_len=1024)
     dataset = gdsdata.GDSDataset("train.bin", 8, tokens, device=device)
-    known = {"gdsdata": gdsdata, "torch": torch, "model": model, "optimizer": optimizer}
-    return {**known, "dataset": dataset, "ds": dataset}
+    return {"model": model, "optimizer": optimizer, "dataset": dataset, "ds": dataset}
 
 
 @contextlib.contextmanager
