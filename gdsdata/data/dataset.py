@@ -61,7 +61,7 @@ class GDSDataset(EpochDataset):
         format: one of ``gdsdata.formats``; None recognizes it by the first file's magic.
         shuffle: the order of an epoch; see below.
         seed: chooses the orders.
-        device: of the batches. None: CUDA if there is one, else the CPU.
+        device: of the batches, the CPU or a CUDA device. None: CUDA if there is one, else the CPU.
         drop_last: leave out the last, smaller batch.
         transform: called on each batch, on the consumer's thread.
         split: the part of the data that this data set has. A name, as in ``"train"``, means the
