@@ -4,6 +4,7 @@ import errno
 import subprocess
 import sys
 import threading
+import warnings
 
 import pytest
 import torch
@@ -210,6 +211,89 @@ def test_a_checkpoint_of_an_epochs_end_is_resumed_with_the_next_batches(tmp_path
 
     whole = batches_of()
     assert batches_of(ckpt_path=tmp_path / "epoch=0.ckpt") == whole[len(whole) // 3 :]
+
+
+@pytest.mark.parametrize(
+    ("length", "saved_at"),
+    [
+        (length, at)
+        for length in ({}, {"max_steps": 39}, {"limit_train_batches": 12})
+        for at in (5, 13, 18, None)
+        if at or "max_steps" not in length  # Lightning itself leaves an epoch out, also with a DataLoader
+    ],
+    ids=str,
+)
+def test_a_schedule_by_estimated_stepping_batches_resumes_with_the_next_batches(tmp_path, length, saved_at):
+    """Such a schedule has Lightning make the iterator before it restores the place."""
+    seen = []
+    torch.arange(103, dtype=torch.float32).numpy().tofile(tmp_path / "0.bin")
+
+    class Scheduled(Module):
+        def training_step(self, batch, number):
+            seen.append(batch[:, 0].tolist())
+            return super().training_step(batch, number)
+
+        def configure_optimizers(self):
+            optimizer = super().configure_optimizers()
+            rate = torch.optim.lr_scheduler.LinearLR(
+                optimizer, total_iters=int(self.trainer.estimated_stepping_batches)
+            )
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": rate, "interval": "step"}}
+
+    def batches_of(**more):
+        seen.clear()
+        trainer = lightning.Trainer(
+            accelerator="cpu",
+            callbacks=[
+                lightning.pytorch.callbacks.ModelCheckpoint(
+                    tmp_path, "{step}", save_top_k=-1, every_n_train_steps=saved_at
+                )
+            ],
+            logger=False,
+            enable_model_summary=False,
+            enable_progress_bar=False,
+            max_epochs=3,
+            **length,
+        )
+        data = GDSDataset(tmp_path / "0.bin", 8, Records("f4", (1,)), device="cpu", on_break="restart")
+        trainer.fit(Scheduled(), data, **more)
+        return seen[:]
+
+    whole = batches_of()
+    steps = saved_at or len(whole) // 3
+    assert batches_of(ckpt_path=tmp_path / f"step={steps}.ckpt") == whole[steps:]
+
+
+def test_an_evaluation_of_some_batches_is_no_epoch_that_was_broken_off(tmp_path, data):
+    """The sanity check takes two batches, and ``limit_val_batches`` the same ones each time."""
+    seen = []
+
+    class Evaluated(Module):
+        def validation_step(self, batch, number):
+            seen.append(batch[0, 0].item())
+
+        def test_step(self, batch, number):
+            self.validation_step(batch, number)
+
+    def made(**arguments):
+        return GDSDataset(tmp_path / "0.bin", 8, Records("f4", (1,)), shuffle=False, device="cpu", **arguments)
+
+    settings = dict(accelerator="cpu", logger=False, enable_model_summary=False, enable_progress_bar=False)
+    warnings.filterwarnings("error", "gdsdata")  # pytest restores the filters
+    limits = dict(max_epochs=2, limit_val_batches=3, limit_test_batches=2, enable_checkpointing=False)
+    trainer = lightning.Trainer(**settings, **limits)
+    trainer.fit(Evaluated(), data, made())
+    assert seen == [0, 8] + [0, 8, 16] * 2
+    seen.clear()
+    test = made()
+    for _ in range(2):
+        trainer.test(Evaluated(), test, verbose=False)
+    assert seen == [0, 8] * 2
+    seen.clear()
+    test = made(on_break="continue")
+    for _ in range(2):
+        trainer.test(Evaluated(), test, verbose=False)
+    assert seen == [0, 8, 16, 24]
 
 
 def test_fabric_takes_a_data_set_in_a_dataloader_and_saves_through_gdsdata(tmp_path, data):

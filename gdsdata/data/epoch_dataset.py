@@ -7,7 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from gdsdata.data.batch_dataset import BatchDataset
-from gdsdata.data.loaders import is_over_in_lightning, refuse_spinning, warn_of_stacking
+from gdsdata.data.loaders import (
+    LightningLoop,
+    is_evaluated_by_lightning,
+    lightning_loop,
+    refuse_spinning,
+    warn_of_stacking,
+)
 from gdsdata.data.progress import Begun, Progress
 
 
@@ -39,7 +45,14 @@ class EpochDataset(BatchDataset):
         """Begin to read this epoch, or the rest of it after `load_state_dict`."""
         warn_of_stacking(self)
         refuse_spinning(self)
-        is_over = is_over_in_lightning(self)
+        if is_evaluated_by_lightning():  # its sanity check takes some batches, and limit_val_batches the same ones
+            self._progress.go_to(self._progress.epoch)  # each time: no epoch that was broken off, of which to warn
+        loop = lightning_loop()
+        batches = self._begin(loop)
+        return batches if loop is None else self._of_restored(loop, batches)
+
+    def _begin(self, loop: LightningLoop | None) -> Iterator[Any]:
+        is_over = loop is not None and loop.asks_behind_the_end()
         try:
             begun = self._progress.begin(self._epoch_turns(), self._step_samples())
         except ValueError as error:
@@ -47,6 +60,13 @@ class EpochDataset(BatchDataset):
                 return _fails(error)
             raise
         return iter(()) if is_over else self._batches_of(begun)
+
+    def _of_restored(self, loop: LightningLoop, batches: Iterator[Any]) -> Iterator[Any]:
+        """Give ``batches``, or those of a place that the loop has restored since they began."""
+        if loop.load_late(self):
+            batches = self._begin(loop)
+        del loop  # Lightning's has this iterator
+        yield from batches
 
 
 def _fails(error: Exception) -> Iterator[Any]:

@@ -21,6 +21,11 @@ from gdsdata.torch_private import FETCHERS
 # that is asked, with a subclass's own between them.
 _MOST_FRAMES = 10
 _LIGHTNING_LOOPS = ("lightning.pytorch.loops.fit_loop", "pytorch_lightning.loops.fit_loop")
+_LIGHTNING_EVALUATIONS = tuple(
+    f"{package}.loops.{loop}_loop"
+    for package in ("lightning.pytorch", "pytorch_lightning")
+    for loop in ("evaluation", "prediction")
+)
 
 
 def _callers(frame: types.FrameType | None) -> Iterator[types.FrameType]:
@@ -81,35 +86,75 @@ def refuse_spinning(dataset: object) -> None:
                 )
 
 
-def is_over_in_lightning(dataset: object) -> bool:
-    """Return whether a Trainer of Lightning asks for the rest of an epoch that is over.
+class LightningLoop:
+    """A loop of a Trainer of Lightning that asks data sets for iterators to train with.
 
-    It does so if it counts steps, and resumes from a checkpoint of the end of an epoch: it would
-    train on one batch more. If it counts epochs, it loads no states of its loaders then, so this
-    loads those of data sets. Call it when ``dataset`` is asked for an iterator.
+    Args:
+        loop: Lightning's ``FitLoop``.
+        loaders: its ``CombinedLoader``, which has the data sets.
+    """
+
+    def __init__(self, loop: Any, loaders: Any) -> None:
+        self._loop, self._loaders = loop, loaders
+
+    def asks_behind_the_end(self) -> bool:
+        """Return whether the loop asks for the rest of an epoch that is over.
+
+        It does so if it counts steps, and resumes from a checkpoint of the end of an epoch: it
+        would train on one batch more. If it counts epochs, it loads no states of its loaders then,
+        so this loads those of data sets.
+        """
+        if self._loop.restarting:
+            batches = self._loop.epoch_loop.batch_progress
+            return bool(batches.is_last_batch and batches.total.completed == batches.total.processed)
+        for dataset, _ in self._kept_states():
+            self.load_late(dataset)
+        return False
+
+    def load_late(self, dataset: Any) -> bool:
+        """Load what the loop has kept of a data set's state; return whether it had kept any.
+
+        Lightning loads the states of its loaders when it makes their iterators, and only in the
+        middle of an epoch. It makes them before it has the states if ``configure_optimizers`` asks
+        for ``estimated_stepping_batches``.
+        """
+        for one, state in self._kept_states():
+            if one is dataset:
+                kept = self._loop._combined_loader_states_to_load
+                self._loop._combined_loader_states_to_load = [None if other is state else other for other in kept]
+                one.load_state_dict(state)
+                if not self._loop.restarting:
+                    iter(one)  # has no batch left, and so begins the next epoch
+                return True
+        return False
+
+    def _kept_states(self) -> list[tuple[Any, Any]]:
+        """Return the data sets whose states the loop has kept and not loaded, with these."""
+        states = getattr(self._loop, "_combined_loader_states_to_load", None)
+        if not states or self._loaders is None:
+            return []
+        loaders = [one for one in self._loaders.flattened if hasattr(one, "state_dict")]
+        pairs = zip(loaders, states, strict=False)
+        return [(one, state) for one, state in pairs if isinstance(one, BatchDataset) and state is not None]
+
+
+def lightning_loop() -> LightningLoop | None:
+    """Return the loop of Lightning that asks for an iterator to train with, or None.
+
+    Call it when a data set is asked for an iterator.
     """
     for frame in _callers(sys._getframe(1)):
         if frame.f_code.co_name == "setup_data" and frame.f_globals.get("__name__") in _LIGHTNING_LOOPS:
-            loop = frame.f_locals["self"]
-            if loop.restarting:
-                batches = loop.epoch_loop.batch_progress
-                return bool(batches.is_last_batch and batches.total.completed == batches.total.processed)
-            _load_states_of(loop, frame.f_locals.get("combined_loader"))
-            return False
-    return False
+            return LightningLoop(frame.f_locals["self"], frame.f_locals.get("combined_loader"))
+    return None
 
 
-def _load_states_of(loop: Any, combined_loader: Any) -> None:
-    """Load what a loop of Lightning has kept of a checkpoint of the end of an epoch, once."""
-    states = getattr(loop, "_combined_loader_states_to_load", None)
-    if not states or combined_loader is None:
-        return
-    loop._combined_loader_states_to_load = []
-    loaders = [one for one in combined_loader.flattened if hasattr(one, "state_dict")]
-    for one, state in zip(loaders, states, strict=False):
-        if isinstance(one, BatchDataset):
-            one.load_state_dict(state)  # type: ignore[attr-defined]
-            iter(one)  # has no batch left, and so begins the next epoch
+def is_evaluated_by_lightning() -> bool:
+    """Return whether a Trainer of Lightning asks for an iterator to validate, test or predict with.
+
+    Call it when a data set is asked for an iterator.
+    """
+    return any(frame.f_globals.get("__name__") in _LIGHTNING_EVALUATIONS for frame in _callers(sys._getframe(1)))
 
 
 def _stacks(collate: object) -> bool:
