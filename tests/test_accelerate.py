@@ -62,6 +62,12 @@ def test_skip_first_batches_continues_behind_them_with_or_without_a_state(read, 
 
 
 @pytest.mark.parametrize("mixed", [False, True])
+def test_the_length_behind_skip_first_batches_is_that_of_the_rest(read, accelerator, mixed):
+    skipping = accelerator.skip_first_batches(prepare(accelerator, Mix([read()]) if mixed else read()), 5)
+    assert len(skipping) == len(list(skipping)) == 8
+
+
+@pytest.mark.parametrize("mixed", [False, True])
 @pytest.mark.filterwarnings("ignore:gdsdata")
 def test_skip_first_batches_skips_those_of_an_epoch_that_was_broken_off_and_begins_again(read, accelerator, mixed):
     made = (lambda: Mix([read()])) if mixed else read

@@ -1,9 +1,12 @@
 """A data set in the Trainer of transformers."""
 
 import integrations_script as script
+import numpy as np
 import pytest
+import torch
 from helpers import note_calls
 
+import gdsdata
 from gdsdata.checkpoint.hooks_report import COUNTS
 from gdsdata.checkpoint.safetensors import installed
 from gdsdata.io import engine
@@ -74,7 +77,9 @@ def test_ignore_data_skip_begins_the_epoch_again(folder, trained):
 def test_a_checkpoint_without_the_data_sets_state_says_what_to_do(folder, trained):
     (folder / "run" / "checkpoint-10" / hf_trainer.STATE_FILE).unlink()
     trainer = hf_trainer.use(trainer_of(folder), train=data_of(folder))
-    with pytest.raises(FileNotFoundError, match="gdsdata_dataset.pt is missing: .* ignore_data_skip=True"):
+    with pytest.raises(
+        FileNotFoundError, match="gdsdata_dataset.pt is missing: .* save_only_model=True, .* ignore_data_skip=True"
+    ):
         trainer.train(resume_from_checkpoint=str(folder / "run" / "checkpoint-10"))
 
 
@@ -195,6 +200,37 @@ def test_a_version_that_lacks_a_method_is_refused_before_it_trains(folder, monke
 
     trainer.__class__ = Mine
     with pytest.raises(RuntimeError, match=f"has no {name}"):
+        trainer.train()
+
+
+@pytest.mark.parametrize("evaluates", [False, True])
+def test_a_batch_that_is_no_dict_is_an_error_with_a_remedy(folder, evaluates):
+    trainer = hf_trainer.use(trainer_of(folder, evaluate=script.read(folder)), train=script.read(folder))
+    with pytest.raises(TypeError, match="a batch of the data set is a tensor.*transform="):
+        trainer.evaluate() if evaluates else trainer.train()
+
+
+def test_a_ragged_field_is_an_error_with_a_remedy_and_padded_it_is_none(folder):
+    made = [[1.0, 2.0], [3.0], [4.0, 5.0, 6.0]]
+    for at, values in enumerate(made):
+        np.savez(folder / f"{at}.npz", values=np.array(values, np.float32))
+
+    def read(**arguments):
+        return gdsdata.GDSDataset(folder / "*.npz", 3, shuffle=False, device="cpu", **arguments)
+
+    with pytest.raises(TypeError, match="the batch's 'values' is a Ragged.*padded"):
+        hf_trainer.use(trainer_of(folder), train=read()).train()
+    trainer = hf_trainer.use(trainer_of(folder), train=read(fields=gdsdata.Fields(ragged="padded")))
+    trainer.model.layer = torch.nn.Linear(3, 1)
+    trainer.train()
+    assert batches_of(trainer) == [[1, 3, 4]]
+
+
+def test_a_trainer_that_only_evaluates_needs_no_training_data(folder):
+    trainer = hf_trainer.use(trainer_of(folder, evaluate=data_of(folder)))
+    trainer.evaluate()
+    assert len(batches_of(trainer)) == 13
+    with pytest.raises(ValueError, match="train_dataset"):  # the Trainer's own
         trainer.train()
 
 

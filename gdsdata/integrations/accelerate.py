@@ -71,7 +71,7 @@ class Loader(DataLoaderStateMixin):  # type: ignore[misc]  # accelerate declares
     _is_accelerate_prepared = True  # `prepare_data_loader` returns it as it is
 
     def __init__(self, accelerator: Accelerator, dataset: BatchDataset) -> None:
-        self.dataset = _Resumed(dataset)
+        self.dataset = Resumed(dataset)
         self.gradient_state, self.device = accelerator.gradient_state, accelerator.device
         self._batches: Any = dataset
 
@@ -109,7 +109,7 @@ class Loader(DataLoaderStateMixin):  # type: ignore[misc]  # accelerate declares
         self._batches.load_state_dict(state)
 
 
-class _Resumed(IterableDataset[Any]):
+class Resumed(IterableDataset[Any]):
     """An epoch with None in the place of the batches that were trained on before.
 
     ``skip_first_batches`` drops these from the first epoch after a resume, so nothing is read.
@@ -119,8 +119,8 @@ class _Resumed(IterableDataset[Any]):
         self._batches = batches
 
     def __len__(self) -> int:
-        """Return the samples in an epoch: a Trainer computes samples a second with it."""
-        return getattr(self._batches, "samples", len(self._batches))
+        """Return the batches in an epoch: ``skip_first_batches`` subtracts those that it drops."""
+        return len(self._batches)
 
     def __iter__(self) -> Iterator[Any]:
         batches = iter(self._batches)  # first: it may begin an epoch again that was broken off

@@ -37,7 +37,8 @@ def use(
     Args:
         trainer: a Trainer, or an object of a class derived from it. Its class becomes one that is
             derived from `TrainerMixin` and its own.
-        train: the training data. None: the Trainer's ``train_dataset``.
+        train: the training data. None: the Trainer's ``train_dataset``, which may be None for a
+            Trainer that only evaluates or predicts.
         checkpoints: True: the Trainer's files are written and read through `gdsdata.torch_hooks`.
             "background": a save copies what it writes to the host, and files follow while training
             goes on (see `hf_trainer_background.BackgroundTrainerMixin`). Old checkpoints are
@@ -57,7 +58,7 @@ def use(
     mixin = _mixin_for(checkpoints)
     check_version(type(trainer))
     data = trainer.train_dataset if train is None else train
-    if not isinstance(data, BatchDataset):
+    if data is not None and not isinstance(data, BatchDataset):  # with None it evaluates or predicts
         raise TypeError(
             f"the training data must be a GDSDataset or a Mix, and not a {type(data).__name__}: pass one as train="
         )

@@ -1,4 +1,4 @@
-"""The methods that a Trainer of transformers gets, and the loader that it iterates."""
+"""The methods that a Trainer of transformers gets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gdsdata.checkpoint.api import load, save
 from gdsdata.checkpoint.deferred import deferred_for
 from gdsdata.checkpoint.hooks import torch_hooks
 from gdsdata.data.batch_dataset import BatchDataset
-from gdsdata.integrations.accelerate import Loader
+from gdsdata.integrations.hf_trainer_batches import TrainerLoader, explaining
 from gdsdata.integrations.hf_trainer_folders import newest_complete
 from gdsdata.integrations.overrides import check_overrides
 
@@ -59,7 +59,8 @@ class TrainerMixin(_Base):  # type: ignore[misc]  # its methods go before those 
         """Return loss, logits and labels of a batch, and add to the losses of this evaluation."""
         from transformers.trainer_pt_utils import find_batch_size  # late: transformers is optional
 
-        found = super().prediction_step(model, inputs, *arguments, **named)
+        with explaining(inputs):
+            found = super().prediction_step(model, inputs, *arguments, **named)
         if found[0] is not None:
             loss = found[0].detach().float().mean()
             is_counted = loss.isfinite() | (not self.args.logging_nan_inf_filter)
@@ -116,6 +117,14 @@ class TrainerMixin(_Base):  # type: ignore[misc]  # its methods go before those 
         """Return the training data if this saves their state, else None."""
         return self.train_dataset if isinstance(self.train_dataset, BatchDataset) else None
 
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        with explaining(inputs):
+            return super()._prepare_inputs(inputs)
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], *arguments: Any) -> Any:
+        with explaining(batch_samples[0] if batch_samples else None):
+            return super()._get_num_items_in_batch(batch_samples, *arguments)
+
     def _init_training_state(self, *arguments: Any, **named: Any) -> tuple[int, int]:
         self._trained = super()._init_training_state(*arguments, **named)
         return self._trained
@@ -139,9 +148,9 @@ class TrainerMixin(_Base):  # type: ignore[misc]  # its methods go before those 
         path = os.path.join(checkpoint, STATE_FILE)
         if not os.path.exists(path):
             raise FileNotFoundError(
-                f"{path} is missing: the checkpoint was saved without gdsdata.integrations.hf_trainer.use(), so the "
-                "place in the data is not known. Pass ignore_data_skip=True in TrainingArguments to begin its epoch "
-                "again"
+                f"{path} is missing: the checkpoint was saved without gdsdata.integrations.hf_trainer.use(), or with "
+                "save_only_model=True, so the place in the data is not known. Pass ignore_data_skip=True in "
+                "TrainingArguments to begin its epoch again"
             )
         state = load(path)
         if (state["epoch"], state["batches"]) != self._trained:
@@ -156,7 +165,8 @@ class TrainerMixin(_Base):  # type: ignore[misc]  # its methods go before those 
 # The methods of a Trainer that `TrainerMixin` overrides. Most are private to transformers.
 _OVERRIDDEN = (
     "get_train_dataloader", "get_eval_dataloader", "get_test_dataloader", "prediction_step", "evaluation_loop", "train",
-    "_init_training_state", "_save_optimizer_and_scheduler", "_load_optimizer_and_scheduler",
+    "_prepare_inputs", "_get_num_items_in_batch", "_init_training_state",
+    "_save_optimizer_and_scheduler", "_load_optimizer_and_scheduler",
 )  # fmt: skip
 
 
@@ -167,7 +177,3 @@ def check_version(kind: type) -> None:
         RuntimeError: one is missing.
     """
     check_overrides(kind, TrainerMixin, _OVERRIDDEN, "transformers", "5.24")
-
-
-class TrainerLoader(Loader):
-    """The loader that a Trainer iterates."""
