@@ -99,6 +99,13 @@ def parts_of_typed_storage(storage: torch.TypedStorage) -> tuple[torch.UntypedSt
     return storage._untyped_storage, size, name
 
 
+def retyped_storage(storage: torch.TypedStorage, dtype: torch.dtype) -> torch.TypedStorage:
+    """Return a storage of that dtype in the memory of another one."""
+    return torch.TypedStorage(  # type: ignore[no-untyped-call]
+        wrap_storage=storage._untyped_storage, dtype=dtype, _internal=True
+    )
+
+
 # --- pickles of torch.save --------------------------------------------------------------------------------------------
 
 # The functions that a pickle names for tensors, as (module, name). Files name them, so torch cannot

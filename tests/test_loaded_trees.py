@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import gdsdata
-from gdsdata import AsyncCheckpointer
+from gdsdata import AsyncCheckpointer, torch_private
 from gdsdata.errors import CorruptData
 
 
@@ -125,6 +125,19 @@ class Pair(NamedTuple):
 def tied_in_a_pair(value: float) -> dict:
     weight = torch.full((300_000,), value)  # so large that its memory is arbitrary before it is read
     return {"pair": Pair(weight, 3), "weight": weight}
+
+
+@pytest.mark.parametrize("by", [lambda path: torch.load(path, lambda storage, _: storage, weights_only=False),
+                                lambda path: gdsdata.load(path, weights_only=False)])  # fmt: skip
+def test_empty_tensors_that_share_a_storage_in_an_unusual_state_share_it_again(tmp_path, by):
+    empty = torch.empty(0)
+    torch.save({"pair": Pair(empty, 3), "again": empty.view(0, 2), "weight": torch.ones(9)}, tmp_path / "x.pt")
+    with gdsdata.torch_hooks():
+        found = by(tmp_path / "x.pt")
+    assert torch_private.storage_id(found["pair"].tensor.untyped_storage()) == torch_private.storage_id(
+        found["again"].untyped_storage()
+    )
+    assert (found["weight"] == 1).all() and found["again"].shape == (0, 2)
 
 
 @pytest.mark.parametrize("how", [{}, {"only": ["*"]}, {"dtype": torch.float64}, {"into": True}])
