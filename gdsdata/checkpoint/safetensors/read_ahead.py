@@ -127,7 +127,10 @@ class ReadAhead:
         file.check_unchanged()
         if got != span_bytes:
             return None
-        return tensor.as_strided(stored.shape, stored.stride).contiguous() if has_gaps else tensor
+        if not has_gaps:
+            return tensor
+        of_bytes = tensor.view(torch.uint8) if stored.dtype.itemsize == 1 else tensor  # torch 2.9 copies no float4
+        return of_bytes.as_strided(stored.shape, stored.stride).contiguous().view(stored.dtype)
 
     def close(self) -> None:
         """Drop what was read ahead."""

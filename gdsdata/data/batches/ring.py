@@ -17,6 +17,7 @@ from gdsdata.data.counts import sum_of
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.formats.index import Index
 from gdsdata.io import engine
+from gdsdata.io.dlpack_types import SMALL_FLOATS
 
 if TYPE_CHECKING:
     from gdsdata.data.batches.pieces import OpenPieces
@@ -211,23 +212,32 @@ def _taking(
     """
     next_batch = batches.next
     result_dtype = index.sample.torch_dtype if index.sample.torch_dtype != dtype else None
+    as_tensor = partial(_small_floats, dtype) if dtype in SMALL_FLOATS else from_dlpack
     if settings.device.type == "cpu":
         if result_dtype is None:
-            return lambda: from_dlpack(next_batch())
-        return lambda: from_dlpack(next_batch()).to(result_dtype)
+            return lambda: as_tensor(next_batch())
+        return lambda: as_tensor(next_batch()).to(result_dtype)
     most_leases = settings.prefetch if settings.zero_copy else -1
-    return partial(_take_on_cuda, batches, settings.device, result_dtype, most_leases)
+    return partial(_take_on_cuda, batches, settings.device, as_tensor, result_dtype, most_leases)
+
+
+def _small_floats(dtype: torch.dtype, batch: Any) -> torch.Tensor:
+    return from_dlpack(batch).view(dtype)
 
 
 def _take_on_cuda(
-    batches: engine.Batches, device: torch.device, result_dtype: torch.dtype | None, most_leases: int
+    batches: engine.Batches,
+    device: torch.device,
+    as_tensor: Callable[[Any], torch.Tensor],
+    result_dtype: torch.dtype | None,
+    most_leases: int,
 ) -> torch.Tensor:
     """Take a batch on the current stream.
 
     The stream waits for the copies, and the host does not. Work that is queued here comes behind
     them. The lease ends with ``leased``, behind that work.
     """
-    leased = from_dlpack(batches.next(engine.stream_of(device)))
+    leased = as_tensor(batches.next(engine.stream_of(device)))
     if result_dtype is not None:
         return leased.to(result_dtype)
     return leased if batches.leased <= most_leases else leased.clone()
