@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import faulthandler
 import gc
+import inspect
 import itertools
 import mmap
 import multiprocessing
@@ -38,6 +39,21 @@ REFUSES_DIRECT = Path("/sys/kernel/btf/vmlinux")
 
 
 # ---------------------------------------------------------------------------------------------------------- data
+
+
+def engine_can_pickle() -> bool:
+    """Return whether this torch has DLPack's exchange, by which the engine pickles tensors."""
+    return hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
+
+
+def dcp_names_lost_metadata() -> bool:
+    """Return whether a load by DCP raises the error of metadata that it cannot read.
+
+    torch 2.9 logs it, and raises an ``AssertionError`` without a message.
+    """
+    from torch.distributed.checkpoint import state_dict_loader  # late: takes half a second
+
+    return "metadata_exc" in inspect.getsource(state_dict_loader)
 
 
 def random_bytes(count: int, seed: int = 0) -> bytes:

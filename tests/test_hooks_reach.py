@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import gc
+import inspect
 import io
 import os
 import pickle
@@ -75,7 +76,13 @@ def test_a_zip_writer_of_torchs_own_works_under_hooks(tmp_path):
     gc.collect()
 
 
-@pytest.mark.parametrize("said", [{}, {"weights_only": True}])
+newer_load = pytest.mark.skipif(
+    "weights_only" not in inspect.signature(torch_private.serialization_seams()[torch_private.LOAD_ZIP]).parameters,
+    reason="this torch does not take it",
+)
+
+
+@pytest.mark.parametrize("said", [{}, pytest.param({"weights_only": True}, marks=newer_load)])
 def test_a_torch_that_names_weights_only_by_its_pickle_module_is_served(tmp_path, said):
     """As torch 2.11 does."""
     torch.save({"model": Unknown(), "a": torch.ones(3)}, tmp_path / "x.pt")
@@ -230,6 +237,15 @@ RESULTS = {
 }
 
 
+def asks_again(path: Path) -> bool:
+    """Return whether torch asks for each tensor anew, if the function returns no memory (2.9)."""
+    tensor = torch.ones(3)
+    torch.save([tensor, tensor[1:]], path)
+    calls = []
+    torch.load(path, recording(calls, RESULTS["meta"]))
+    return len(calls) == 2
+
+
 @pytest.mark.parametrize("kind", RESULTS)
 @pytest.mark.parametrize("make", [trained, awkward, lambda: torch.arange(5)])
 def test_a_function_as_map_location_gets_what_torch_gives_it(tmp_path, kind, make, monkeypatch):
@@ -246,6 +262,8 @@ def test_a_function_as_map_location_gets_what_torch_gives_it(tmp_path, kind, mak
     with gdsdata.torch_hooks() as hooks:
         found = torch.load(tmp_path / "x.pt", recording(calls, function), weights_only=False)
     assert (served(hooks, "torch.load"), reasons(hooks)) == (1, [])
+    if kind == "meta" and asks_again(tmp_path / "two.pt"):
+        calls, expected_calls = list(dict.fromkeys(calls)), list(dict.fromkeys(expected_calls))
     assert calls == expected_calls
     if kind != "meta":
         assert_same(found, expected)
@@ -406,7 +424,8 @@ def test_a_save_in_a_process_of_its_own_is_gdsdatas(tmp_path):
             async_checkpointer_type=AsyncCheckpointerType.PROCESS,
         )
 
-    assert not is_by_gdsdata(save("before").result())
+    save("before").result()
+    assert not is_by_gdsdata(dcp.FileSystemReader(tmp_path / "before").read_metadata())
     with gdsdata.torch_hooks() as hooks:
         future = save("within")
         assert is_by_gdsdata(future.result())

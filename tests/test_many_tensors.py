@@ -7,6 +7,7 @@ import types
 
 import pytest
 import torch
+from helpers import engine_can_pickle
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +15,8 @@ import gdsdata
 from gdsdata.checkpoint.background.staging import Staged
 from gdsdata.checkpoint.torch_zip import pickling, zip_layout
 from gdsdata.checkpoint.torch_zip.numbered_records import NumberedRecords
+
+by_the_engine = pytest.mark.skipif(not engine_can_pickle(), reason="Python pickles, because this torch is old")
 
 
 def state_of(count: int) -> dict:
@@ -50,6 +53,7 @@ def calls_per_tensor(work_on) -> float:
     return (calls_in(work_on(more)) - calls_in(work_on(fewer))) / (more - fewer)
 
 
+@by_the_engine
 def test_a_save_calls_python_hardly_ever_for_one_more_tensor(tmp_path):
     def saving(count):
         state = state_of(count // 4)
@@ -58,6 +62,7 @@ def test_a_save_calls_python_hardly_ever_for_one_more_tensor(tmp_path):
     assert calls_per_tensor(saving) < 8
 
 
+@by_the_engine
 def test_a_background_save_hardly_calls_python_more_for_one_more_tensor(tmp_path):
     with gdsdata.AsyncCheckpointer(tmp_path) as checkpointer:
 
@@ -154,6 +159,7 @@ def test_an_unchanged_state_is_saved_again_as_it_was(tmp_path):
     assert contents[0] == contents[1]
 
 
+@by_the_engine
 def test_the_engine_alone_pickles_what_is_saved_in_the_background(tmp_path, monkeypatch):
     monkeypatch.setattr(pickling, "pickle_by_python", lambda value: pytest.fail("Python's pickler was asked"))
     with gdsdata.AsyncCheckpointer(tmp_path) as checkpointer:

@@ -5,6 +5,7 @@ import contextlib
 import fractions
 import gc
 import hashlib
+import inspect
 import io
 import os
 import pickle
@@ -416,6 +417,9 @@ def test_a_tensor_beyond_its_storage_ends_in_torchs_error(tmp_path):
     assert expected[0] is RuntimeError
 
 
+@pytest.mark.skipif(
+    ".safetensors" not in inspect.unwrap(torch.load).__code__.co_consts, reason="to this torch it is a name like others"
+)
 def test_safetensors_files_are_torchs_to_read(tmp_path, by_torch):
     torch.save({"a": torch.arange(3)}, tmp_path / "x.safetensors")  # torch decides by the name alone
     expected = outcome(lambda: torch.load(tmp_path / "x.safetensors"))
