@@ -148,7 +148,8 @@ def save_over_a_file_that_is_not_writable(folder: Path) -> str:
 
 
 def test_hooks_refuse_a_file_that_is_not_writable_as_torch_does(tmp_path):
-    assert "Permission denied" in in_new_process(save_over_a_file_that_is_not_writable, tmp_path)
+    said = in_new_process(save_over_a_file_that_is_not_writable, tmp_path)
+    assert "Permission denied" in said or "cannot be opened" in said  # by torch 2.9
 
 
 @pytest.mark.parametrize("name", NAMES)
