@@ -147,9 +147,9 @@ clean:  ## remove what was built; .venv stays
 # One wheel, built once, must pass the tests under the oldest and the newest torch: away from the sources, so that it is
 # the wheel that is tested (test_structure.py is about the sources). Downloads some 3 GB a torch.
 .PHONY: torch-versions
-torch-versions: $(READY)  ## one wheel, tested with torch 2.11 and with torch 2.15
+torch-versions: $(READY)  ## one wheel, tested with torch 2.9 and with torch 2.15, or with others: TORCH="2.10 2.12.1"
 	rm -rf build/wheel build/lib.* && $(PIP) wheel -q --no-deps --no-build-isolation -w build/wheel .
-	for torch in 2.11 2.15; do \
+	for torch in $(or $(TORCH),2.9 2.15); do \
 	  there=build/torch-$$torch; \
 	  $(VENV_PYTHON) -m venv --clear $$there/venv; \
 	  $$there/venv/bin/python -m pip --disable-pip-version-check install -q "torch==$$torch.*" \

@@ -178,7 +178,7 @@ def follow(machine: Machine, page: Page, dist: Path, with_packages: str, torch: 
     machine.copy_in(dist, "root/start/dist")
     install = page.install.replace("-m venv env\n", f"-m venv env\n{with_packages}")
     if torch:
-        install = install.replace('"torch>=2.11"', f'"torch=={torch}.*"')
+        install = install.replace('"torch>=2.9"', f'"torch=={torch}.*"')
     print(install, flush=True)
     machine.run(install)
     (machine.folder / "root/start/session.py").write_text(
@@ -226,7 +226,7 @@ def main() -> None:
             machine.make()
         if Path(CERTIFICATES).exists():
             machine.copy_in(Path(CERTIFICATES), CERTIFICATES[1:])
-        torch = f"torch=={arguments.torch}.*" if arguments.torch else "torch>=2.11"
+        torch = f"torch=={arguments.torch}.*" if arguments.torch else "torch>=2.9"
         names = [torch, "numpy", *(TEST_PACKAGES + arguments.packages if arguments.tests else [])]
         with_packages = foreign_packages(machine, names) if machine.emulated else ""
         follow(machine, read_page(PAGE.read_text()), arguments.dist, with_packages, arguments.torch)

@@ -26,6 +26,24 @@ except ImportError as error:
         "pip install 'torch>=2.11' first, then pip install --no-build-isolation ."
     ) from None
 
+OLDEST_TORCH = (2, 11)  # the first one that was tested to have DLPack's exchange in its headers
+
+
+def check_headers(version: str) -> None:
+    """Refuse to build with the headers of a torch that is too old.
+
+    The extension serves torch from 2.9 on, because nothing of torch is linked.
+
+    Raises:
+        SetupError: the version is older than `OLDEST_TORCH`.
+    """
+    if tuple(map(int, version.split(".")[:2])) < OLDEST_TORCH:
+        raise SetupError(
+            f"the headers of torch {version} are too old to build with: run pip install . without "
+            "--no-build-isolation, which takes a newer torch for the build alone, or install a wheel"
+        )
+
+
 MISSING_LIBURING = (
     "{what}: install it (apt-get install liburing-dev, or dnf install liburing-devel), name a folder that has "
     "include/liburing.h and lib/liburing.a by LIBURING_PREFIX, or build without io_uring by GDSDATA_WITHOUT_LIBURING=1"
@@ -105,6 +123,7 @@ class BuildEngine(BuildExtension):
         super().run()
 
     def build_extensions(self):
+        check_headers(torch.__version__)
         liburing = liburing_flags(os.environ, get_cxx_compiler())
         pybind11 = Path(torch.__file__).parent / "include"
         for extension in self.extensions:

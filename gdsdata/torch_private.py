@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Work
     from torch.distributed.checkpoint import DefaultSavePlanner
 
-CHECKED = ((2, 11), (2, 15))  # the oldest and the newest version: major, minor
+CHECKED = ((2, 9), (2, 15))  # the oldest and the newest version: major, minor
 
 
 @functools.cache

@@ -35,7 +35,7 @@ def test_versions_are_compared_with_the_tested_ones():
     answers = {name: one.answer for name, one in by_name.items()}
     assert (answers["torch"], answers["accelerate"], answers["peft"]) == ("newer", "older", "tested")
     assert (answers["vllm"], answers["transformers"], answers["ray"]) == ("tested", "not tested", "absent")
-    assert by_name["torch"].tested == "2.11 to 2.15" and by_name["peft"].tested == "0.21"
+    assert by_name["torch"].tested == "2.9 to 2.15" and by_name["peft"].tested == "0.21"
     assert by_name["torch"].version == "2.16.0+cu132" and by_name["ray"].version is None
     assert by_name["vllm"].adapters == ("gdsdata.integrations.vllm",)
 

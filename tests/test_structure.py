@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from gdsdata.torch_private import CHECKED
 
@@ -487,7 +488,7 @@ def test_the_check_for_private_parts_finds_each_way_to_name_one(code):
 def test_torch_is_checked_in_the_versions_that_the_makefile_and_the_package_name():
     oldest, newest = (".".join(map(str, version)) for version in CHECKED)
     assert f"tested with torch {oldest} and with torch {newest}" in (ROOT / "Makefile").read_text()
-    assert f'"torch>={oldest}"' in (ROOT / "pyproject.toml").read_text()
+    assert f'dependencies = ["torch>={oldest}",' in (ROOT / "pyproject.toml").read_text()
 
 
 # --- the built extension ----------------------------------------------------------------------------------------------
@@ -585,6 +586,23 @@ def build_extension():
     spec.loader.exec_module(module)
     yield module
     del sys.modules[spec.name]
+
+
+@pytest.mark.parametrize("version", ["2.9.0+cu128", "2.10.1", "1.13.0a0+git12"])
+def test_headers_of_an_old_torch_are_an_error_that_names_another_way(build_extension, version):
+    with pytest.raises(build_extension.SetupError, match=f"torch {re.escape(version)} are too old.*a wheel$"):
+        build_extension.check_headers(version)
+
+
+@pytest.mark.parametrize("version", ["2.11.0", "2.15.0+cu132", "3.0.0.dev20270101", torch.__version__])
+def test_headers_of_a_newer_torch_are_built_with(build_extension, version):
+    build_extension.check_headers(version)
+
+
+def test_the_oldest_torch_to_build_with_is_the_one_that_the_package_requires(build_extension):
+    assert (
+        f'"torch>={".".join(map(str, build_extension.OLDEST_TORCH))}", "ninja"' in (ROOT / "pyproject.toml").read_text()
+    )
 
 
 def make_compiler(folder, *, header, libraries=()):

@@ -43,7 +43,7 @@ def _recorded(name: str, adapter: str, *only: Version) -> Framework:
 
 # tests/test_doctor_frameworks.py compares the versions that are installed with it.
 FRAMEWORKS = (
-    Framework(("torch",), (2, 11), (2, 15), (_HOOKS,)),  # `torch_private.CHECKED`
+    Framework(("torch",), (2, 9), (2, 15), (_HOOKS,)),  # `torch_private.CHECKED`
     Framework(("safetensors",), (0, 8), (0, 8), ("safetensors",)),
     Framework(("transformers",), (5, 24), (5, 24), ("integrations.transformers", "integrations.hf_trainer")),
     Framework(("accelerate",), (1, 15), (1, 15), ("integrations.accelerate", _HOOKS)),
@@ -75,7 +75,7 @@ class Installed:
     Attributes:
         name: of the distribution.
         version: None if it is not installed.
-        tested: the tested versions, as ``"2.11 to 2.15"`` or ``"0.14.1, 0.23.0"``; "" if none was.
+        tested: the tested versions, as ``"2.9 to 2.15"`` or ``"0.14.1, 0.23.0"``; "" if none was.
         answer: ``"tested"``, ``"newer"`` or ``"older"`` than the tested versions, ``"not tested"``,
             or ``"absent"``.
         adapters: how it uses gdsdata, as ``"gdsdata.torch_hooks"``. Empty: no way is known.
