@@ -1,6 +1,7 @@
 """The first bytes of many files, by more threads if the storage is slow."""
 
 import errno
+import itertools
 import os
 import stat
 import threading
@@ -228,20 +229,20 @@ def test_files_are_looked_at_side_by_side_in_order_and_not_far_ahead_of_their_us
     assert most_ahead <= 2 * 4
 
 
-@pytest.mark.parametrize("computed_s, threads", [(0.6, 1), (0.4, 2)])
-def test_files_are_looked_at_by_threads_only_if_the_first_one_waits(monkeypatch, computed_s, threads):
-    clocks = {"perf_counter": iter([0.0, 1.0]), "thread_time": iter([0.0, computed_s])}
+@pytest.mark.parametrize("computed_s, alone", [(0.1, 1), (0.6, 5)])
+def test_files_are_looked_at_by_threads_only_if_they_wait(monkeypatch, computed_s, alone):
+    """Looking at each file takes 1 s."""
+    clocks = {"perf_counter": itertools.count(), "thread_time": itertools.count(step=computed_s)}
     monkeypatch.setattr(opened, "time", SimpleNamespace(**{name: clock.__next__ for name, clock in clocks.items()}))
-    together = threading.Barrier(threads, timeout=20)
+    together = threading.Barrier(2, timeout=20)
 
     def look(path):
-        if path != "0":
+        if int(path) >= alone:
             together.wait()
         return path, threading.current_thread() is threading.main_thread()
 
-    paths = [str(i) for i in range(5)]
-    found = list(opened.of_each(look, paths, 2, only_if_slow=True))
-    assert found == [(path, path == "0" or threads == 1) for path in paths]
+    found = list(opened.of_each(look, [str(i) for i in range(5)], 2, only_if_slow=True))
+    assert found == [(str(i), i < alone) for i in range(5)]
 
 
 def test_files_behind_one_that_cannot_be_looked_at_are_left_alone():
