@@ -61,6 +61,14 @@ def test_a_series_that_grows_is_not_flat(values):
     assert not is_flat(values)
 
 
+def test_open_files_that_come_and_go_are_flat_however_many_there_are_at_the_end():
+    busier = np.where(np.arange(SAMPLES) > SAMPLES // 2, 1.5, 1)
+    files = 20 + np.abs(noise(60)) * busier
+    assert slope_of(5.0 * np.arange(SAMPLES), files) * 5 * SAMPLES > 10
+    assert is_flat(files, "fd_files")
+    assert not is_flat(files + 0.08 * np.arange(SAMPLES), "fd_files")
+
+
 def test_bounds_are_by_kind_and_progress_has_none():
     grows = np.arange(SAMPLES) * 0.05  # 15 over the judged time
     assert is_flat(500 + grows) and not is_flat(10 + grows, "fd_sockets") and not is_flat(10 + grows, "threads")
