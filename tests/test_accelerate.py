@@ -1,12 +1,15 @@
 """A data set in a training loop of accelerate."""
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
-from helpers import assert_same_batches, note_calls
+from helpers import assert_same_batches, note_calls, torchrun
 from torch.utils.data import DataLoader
 
 import gdsdata
-from gdsdata import GDSDataset, Mix
+from gdsdata import GDSDataset, Mix, Sharding
 from gdsdata.checkpoint.safetensors import installed
 from gdsdata.formats import Records
 
@@ -42,6 +45,26 @@ def test_the_last_batch_of_an_epoch_ends_an_accumulation(read, accelerator, mixe
                 gathered = accelerator.gather_for_metrics(batch)
                 assert len(gathered) == len(batch)
         assert [at for at, is_synced in enumerate(synced, 1) if is_synced] == [4, 8, 12, 13]
+
+
+@pytest.mark.parametrize("samples", [27, 32])
+def test_two_ranks_gather_each_sample_once_for_a_metric(tmp_path, samples):
+    torch.arange(samples, dtype=torch.float32).numpy().tofile(tmp_path / "0.bin")
+    script = Path(__file__).parent / "metrics_script.py"
+    code, said = torchrun(2, script, tmp_path / "0.bin", "drop", "pad", "repeat", CUDA_VISIBLE_DEVICES="")
+    assert code == 0, said
+    found = json.loads(said.partition("gathered ")[2].splitlines()[0])
+    assert sorted(found["pad"]) == sorted(found["repeat"]) == list(range(samples))
+    assert len(set(found["drop"])) == len(found["drop"]) == samples - samples % 2
+
+
+@pytest.mark.parametrize("rows", [5, 6, 7])
+def test_rows_that_are_no_samples_are_all_gathered_for_a_metric(tmp_path, accelerator, rows):
+    torch.arange(27, dtype=torch.float32).numpy().tofile(tmp_path / "0.bin")
+    share = Sharding(rank=1, world_size=2, uneven="pad")
+    records, packed = Records("f4", (1,)), torch.zeros(rows * 3, 1)
+    dataset = GDSDataset(tmp_path / "0.bin", 8, records, device="cpu", sharding=share, transform=lambda _: packed)
+    assert [len(accelerator.gather_for_metrics(batch)) for batch in prepare(accelerator, dataset)] == [3 * rows] * 2
 
 
 def test_accelerate_takes_a_loader_that_is_prepared_as_it_is(read, accelerator):

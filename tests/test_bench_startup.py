@@ -286,7 +286,7 @@ NEEDED = {
     *("data", "data.dataset", "data.batch_dataset", "data.arguments", "data.counts", "data.groups", "data.iteration"),
     *("progress_bars", "observe.counted", "io.conversions", "io.at_fork", "storage.regular"),
     *("data.indexing", "data.loaders", "data.progress", "data.ranks", "data.samples", "whole_numbers"),
-    *("data.epoch_dataset", "data.shared_rows"),
+    *("data.epoch_dataset", "data.ranked_dataset", "data.shared_rows"),
     *("data.split", "data.batches", "data.batches.reader", "data.batches.ring", "data.batches.settings"),
     "formats.sample",
     *("data.batches.source", "data.order", "data.order.choice", "data.order.epoch", "data.order.permutation"),

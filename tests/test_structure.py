@@ -371,6 +371,7 @@ def test_all_that_scripts_import_from_the_package_exists(folder):
 
 
 MOST_LINES = 450
+MOST_LINES_OF_DATASET = 350  # the first class that a user meets
 LONGER_FILES = {"csrc/device/gather_kernel.cpp"}  # made by a compiler
 
 
@@ -386,6 +387,7 @@ def test_no_file_is_longer_than_a_reader_takes_in():
     lines = {path.relative_to(ROOT).as_posix(): len(path.read_text().splitlines()) for path in files}
     too_long = {name: count for name, count in lines.items() if count > MOST_LINES}
     assert set(too_long) == LONGER_FILES, f"split these: a file has at most {MOST_LINES} lines: {too_long}"
+    assert lines["gdsdata/data/dataset.py"] <= MOST_LINES_OF_DATASET
 
 
 def test_adapters_of_frameworks_are_short():

@@ -13,12 +13,12 @@ from torch.utils.data import get_worker_info
 
 from gdsdata.data import arguments
 from gdsdata.data.batches.settings import BatchSettings
-from gdsdata.data.epoch_dataset import EpochDataset
 from gdsdata.data.groups import Fields, Reading, Sharding, group_of
 from gdsdata.data.indexing import Indexing
 from gdsdata.data.iteration import Iteration
-from gdsdata.data.loaders import refuse_second_share
+from gdsdata.data.loaders import refuse_in_worker, refuse_second_share
 from gdsdata.data.progress import Begun, Progress, checked_epoch
+from gdsdata.data.ranked_dataset import RankedDataset
 from gdsdata.data.ranks import EpochRanks, Ranks, Share
 from gdsdata.data.samples import Samples
 from gdsdata.data.split import checked_split
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from gdsdata.observe.report import Report
 
 
-class GDSDataset(EpochDataset):
+class GDSDataset(RankedDataset):
     """Batches of samples from files, read ahead by the engine.
 
     An iterator gives one epoch of batches. A batch is a tensor of shape ``(B, *sample shape)`` (the
@@ -208,57 +208,6 @@ class GDSDataset(EpochDataset):
         if self.device.type == "cuda" and get_worker_info() is None:
             self._samples.source.open()  # it makes its engine, and loads a cast, while the program still prepares
 
-    def agree_on_shuffle(self) -> None:
-        """Choose what ``shuffle="auto"`` means. A `Mix` calls it when iteration begins."""
-        self._samples.agree_on_shuffle()
-
-    def take_up(self, share: Share) -> int:
-        """Read this share from now on, and return its batches in an epoch. For `Mix`."""
-        return self._samples.take_up(share)
-
-    @property
-    def epoch_lengths(self) -> range:
-        """How many batches an epoch has, for any number of ranks. For `Mix`."""
-        return self._samples.order.lengths
-
-    def __len__(self) -> int:
-        """Return this rank's number of batches in an epoch, whose ranks are fixed now.
-
-        Raises:
-            RuntimeError: the epoch began with other ranks.
-        """
-        return self.take_up(self._epoch_ranks.fix(self._progress.epoch, self._ranks.found()))
-
-    @property
-    def ranks(self) -> Ranks:
-        """Where rank and world size come from."""
-        return self._ranks
-
-    @property
-    def rank(self) -> int:
-        """The rank that reads these batches, of `world_size`."""
-        return (self._ranks.found() or self._samples.share).rank
-
-    @property
-    def world_size(self) -> int:
-        """The number of ranks that share each step."""
-        return (self._ranks.found() or self._samples.share).world_size
-
-    @property
-    def batch_size(self) -> int:
-        """Samples in a batch of one rank."""
-        return self._samples.settings.batch_size
-
-    @property
-    def prefetch(self) -> int:
-        """Batches in flight or ready ahead of the consumer."""
-        return self._samples.settings.prefetch
-
-    @property
-    def samples(self) -> int:
-        """Samples in all files, before they are shared among ranks."""
-        return len(self._samples)
-
     def set_epoch(self, epoch: int) -> None:
         """Have the next iterator begin this epoch, in its order, at the first batch.
 
@@ -345,16 +294,7 @@ class GDSDataset(EpochDataset):
         Raises:
             ValueError: on a GPU, or with ``share_reads``, in a DataLoader's worker process.
         """
-        if get_worker_info() and self._peers is not None:
-            raise ValueError(
-                "share_reads=True does not work in a DataLoader's worker processes, which gather nothing: use "
-                "num_workers=0 (the engine's own threads read ahead) or share_reads=False"
-            )
-        if get_worker_info() and self.device.type != "cpu":
-            raise ValueError(
-                f"device={self.device} does not work in a DataLoader's worker processes: use num_workers=0 (the "
-                "engine's own threads read ahead) or device='cpu'"
-            )
+        refuse_in_worker(self.device, shares_reads=self._peers is not None)
         self._samples.take_up(self._ranks.found() or self._samples.share)
         self._samples.agree_on_shuffle()
         return self._iteration.begin(epoch, numbers, handed_out, self.transform, owner=self)

@@ -11,6 +11,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch.utils.data import default_collate, get_worker_info
 
 from gdsdata.data.batch_dataset import BatchDataset
@@ -162,6 +163,28 @@ def _stacks(collate: object) -> bool:
     collate = getattr(collate, "data_collator", collate)  # the Trainer's own around one leaves out columns
     module = getattr(collate, "__module__", None) or ""
     return collate is default_collate or module.startswith("transformers.data.")
+
+
+def refuse_in_worker(device: torch.device, shares_reads: bool) -> None:
+    """Refuse to read batches in a DataLoader's worker process that cannot be read there.
+
+    Args:
+        device: of the batches.
+        shares_reads: peers share the reading of them.
+
+    Raises:
+        ValueError: this is a worker process, and they cannot.
+    """
+    if get_worker_info() and shares_reads:
+        raise ValueError(
+            "share_reads=True does not work in a DataLoader's worker processes, which gather nothing: use "
+            "num_workers=0 (the engine's own threads read ahead) or share_reads=False"
+        )
+    if get_worker_info() and device.type != "cpu":
+        raise ValueError(
+            f"device={device} does not work in a DataLoader's worker processes: use num_workers=0 (the engine's own "
+            "threads read ahead) or device='cpu'"
+        )
 
 
 def refuse_second_share(dataset: object, world_size: Callable[[], int]) -> None:

@@ -13,7 +13,7 @@ from gdsdata.integrations.versions import importing
 with importing("accelerate"):
     from accelerate import Accelerator
     from accelerate.data_loader import DataLoaderStateMixin
-    from accelerate.utils import send_to_device
+    from accelerate.utils import find_batch_size, send_to_device
 
 __all__ = ["prepare"]
 
@@ -81,15 +81,25 @@ class Loader(DataLoaderStateMixin):  # type: ignore[misc]  # accelerate declares
     def __iter__(self) -> Iterator[Any]:
         self.begin()
         try:
-            self.remainder = 0  # gather_for_metrics leaves out none of the last batch
+            self.remainder = 0  # gather_for_metrics leaves out none of a batch
             batches = iter(self._batches)
             left = len(self) - self._batches.state_dict()["batches"]  # a resumed epoch has fewer
             for batch in batches:
                 left -= 1
-                self.end_of_dataloader = left == 0
+                if left == 0:
+                    self.end_of_dataloader, self.remainder = True, self._distinct_in(batch)
                 yield send_to_device(batch, self.device)
         finally:
             self.end()
+
+    def _distinct_in(self, batch: Any) -> int:
+        """Return how many rows of all ranks' last batches differ; 0 if that is not known, or all.
+
+        With ``uneven="pad"`` or ``"repeat"``, some samples come twice. They are the last rows of
+        the last ranks. The rows are samples if there are as many, whatever ``transform=`` does.
+        """
+        size, distinct = getattr(self._batches, "last_step", (0, 0))
+        return distinct if size > 0 and find_batch_size(batch) == size else 0
 
     @staticmethod
     def collate_fn(batch: Any) -> Any:

@@ -231,6 +231,12 @@ class Order:
         return range(max(least, 1), most + 1)
 
     @property
+    def last_step(self) -> tuple[int, int]:
+        """The size of a rank's batch in a partial last step, and all its samples that differ."""
+        shared = self._last_size * self._world_size
+        return self._last_size, min(shared, self._samples % (self._batch_size * self._world_size))
+
+    @property
     def largest_batch(self) -> int:
         """Samples in this rank's largest batch: less than B if there is no whole step."""
         return self._batch_size if self._whole_steps else self._last_size
