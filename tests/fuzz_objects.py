@@ -84,7 +84,7 @@ class _Read:
     def ended(self) -> bool:
         return True
 
-    def routes(self) -> None:
+    def check(self) -> None:
         if self._error is not None:
             raise self._error
 

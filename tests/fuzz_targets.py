@@ -67,6 +67,7 @@ from gdsdata.formats import (
     megatron,
     npy,
     npz,
+    other_kinds,
     parquet,
     safetensors_files,
     shard_lists,
@@ -451,7 +452,7 @@ def mend_tfrecord(files: Files) -> Files:
 
 TFRECORD = Target(
     "tfrecord",
-    (tfrecord, tfrecord_records, fields),
+    (tfrecord, tfrecord_records, fields, other_kinds),
     [
         lambda folder: test_formats.write(folder / "x.tfrecord", *map(test_tfrecord.record, (b"", b"abc", b"d" * 300))),
         lambda folder: test_formats.write(folder / "x.tfrecord", test_tfrecord.record_unchecked(bytes(70_000))),
