@@ -84,8 +84,9 @@ inline constexpr std::chrono::milliseconds kFewCompletionsTimeout{1};
 inline constexpr uint64_t kShortReadBytes = 1 << 20;
 // A future's read of at most so many bytes is served while it is submitted, if the page cache has
 // it. By a worker and at once, two cores do 40 and 79 thousand reads of 4 KiB a second. An H200's
-// machine does 17 to 22 and 35, and to the GPU 15 to 18 and 20 to 25. With 64 KiB these are 38 and
-// 62, 20 and 34, 17 to 19 and 15 to 24. It polls so long for a copy to a GPU, which takes 10 us.
+// machine does 17 to 28 and 35, and to the GPU 15 to 19 and 20 to 25. With 64 KiB these are 38 and
+// 57 to 68, 19 to 22 and 29 to 35, 15 to 19 and 15 to 25. It polls so long for a copy to a GPU,
+// which takes 10 us.
 inline constexpr uint64_t kAtOnceBytes = 64 << 10;
 inline constexpr std::chrono::microseconds kShortCopyPolls{20};
 // A consumer polls so long for a batch that a worker is about to finish. Two cores, batches of 131

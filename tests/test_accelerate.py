@@ -67,6 +67,17 @@ def test_rows_that_are_no_samples_are_all_gathered_for_a_metric(tmp_path, accele
     assert [len(accelerator.gather_for_metrics(batch)) for batch in prepare(accelerator, dataset)] == [3 * rows] * 2
 
 
+@pytest.mark.parametrize("uneven", ["drop", "pad"])
+def test_last_batches_without_tensors_are_given_as_any_others(tmp_path, accelerator, uneven):
+    torch.arange(27, dtype=torch.float32).numpy().tofile(tmp_path / "0.bin")
+    share, records = Sharding(rank=1, world_size=2, uneven=uneven), Records("f4", (1,))
+    for batch in ({"text": ["a"]}, {}, ["a"]):
+        dataset = GDSDataset(
+            tmp_path / "0.bin", 8, records, device="cpu", sharding=share, transform=lambda _, batch=batch: batch
+        )
+        assert list(prepare(accelerator, dataset)) == [batch] * 2
+
+
 def test_accelerate_takes_a_loader_that_is_prepared_as_it_is(read, accelerator):
     data = prepare(accelerator, read())
     assert accelerator.prepare(data) is data and accelerator.prepare_data_loader(data) is data

@@ -4,9 +4,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_verified_loads import note_rounds
 
 import gdsdata
-from gdsdata.checkpoint import record_checksums, tensor_reader, tensor_rows
+from gdsdata.checkpoint import tensor_reader, tensor_rows
 from gdsdata.checkpoint.spans import Gapped, spans_of
 from gdsdata.checkpoint.stored import Record, Stored
 from gdsdata.checkpoint.tensor_rows import Rows, without_gaps
@@ -71,14 +72,7 @@ def test_spans_are_read_in_rounds_of_bounded_memory(tmp_path, monkeypatch):
     tables = [torch.arange(6000.0).reshape(-1, 4) + 6000 * i for i in range(5)]
     saved = {f"{i}.{name}": view for i, table in enumerate(tables) for name, view in columns_of(table).items()}
     torch.save(saved, tmp_path / "x.pt")
-    sizes, read_collected = [], tensor_reader.TensorReader._read_collected
-
-    def noted(reader):
-        sizes.append(sum(sum(one.sizes_bytes) for one in reader._by_device.values()))
-        read_collected(reader)
-
-    monkeypatch.setattr(record_checksums, "MOST_OWN_BYTES", 50_000)
-    monkeypatch.setattr(tensor_reader.TensorReader, "_read_collected", noted)
+    sizes = note_rounds(monkeypatch, most_bytes=50_000)
     into = {name: torch.zeros(1500) for name in saved}
     gdsdata.load(tmp_path / "x.pt", into=into)
     assert sizes == [48_000, 48_000, 24_000]

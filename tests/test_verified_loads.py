@@ -238,17 +238,23 @@ def test_tensors_with_records_of_their_own_are_read_and_compared_once(tmp_path, 
         assert (counts.read, counts.compared, counts.own) == (24000, 24000, 0)
 
 
-def test_parts_are_read_in_rounds_of_bounded_memory(tmp_path, monkeypatch):
-    bases = [torch.arange(6000.0) + 6000 * i for i in range(5)]
-    torch.save({f"{i}.{part}": base[part::3] for part in range(3) for i, base in enumerate(bases)}, tmp_path / "x.pt")
+def note_rounds(monkeypatch, most_bytes):
+    """Bound the own memory of a round; return a list that grows by the bytes that each round reads."""
     sizes, read_collected = [], tensor_reader.TensorReader._read_collected
 
     def noted(reader):
         sizes.append(sum(sum(one.sizes_bytes) for one in reader._by_device.values()))
         read_collected(reader)
 
-    monkeypatch.setattr(record_checksums, "MOST_OWN_BYTES", 50_000)
+    monkeypatch.setattr(record_checksums, "MOST_OWN_BYTES", most_bytes)
     monkeypatch.setattr(tensor_reader.TensorReader, "_read_collected", noted)
+    return sizes
+
+
+def test_parts_are_read_in_rounds_of_bounded_memory(tmp_path, monkeypatch):
+    bases = [torch.arange(6000.0) + 6000 * i for i in range(5)]
+    torch.save({f"{i}.{part}": base[part::3] for part in range(3) for i, base in enumerate(bases)}, tmp_path / "x.pt")
+    sizes = note_rounds(monkeypatch, most_bytes=50_000)
     into = {f"{i}.{part}": torch.zeros(2000) for part in range(3) for i in range(5)}
     gdsdata.load(tmp_path / "x.pt", into=into, verify=True)
     assert sizes == [48_000, 48_000, 24_000], "each record is read once"

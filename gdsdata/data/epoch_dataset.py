@@ -45,8 +45,9 @@ class EpochDataset(BatchDataset):
         """Begin to read this epoch, or the rest of it after `load_state_dict`."""
         warn_of_stacking(self)
         refuse_spinning(self)
-        if is_evaluated_by_lightning():  # its sanity check takes some batches, and limit_val_batches the same ones
-            self._progress.go_to(self._progress.epoch)  # each time: no epoch that was broken off, of which to warn
+        if is_evaluated_by_lightning():
+            # Its sanity check and limit_val_batches leave an epoch early on purpose: no warning.
+            self._progress.go_to(self._progress.epoch)
         loop = lightning_loop()
         batches = self._begin(loop)
         return batches if loop is None else self._of_restored(loop, batches)

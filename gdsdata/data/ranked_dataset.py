@@ -35,9 +35,9 @@ class RankedDataset(EpochDataset):
         return self._samples.order.lengths
 
     @property
-    def last_step(self) -> tuple[int, int]:
-        """See `Order.last_step`. For a loader of accelerate."""
-        return self._samples.order.last_step
+    def partial_step(self) -> tuple[int, int]:
+        """See `Order.partial_step`. For a loader of accelerate."""
+        return self._samples.order.partial_step
 
     def __len__(self) -> int:
         """Return this rank's number of batches in an epoch, whose ranks are fixed now.

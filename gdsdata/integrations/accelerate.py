@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -98,8 +99,11 @@ class Loader(DataLoaderStateMixin):  # type: ignore[misc]  # accelerate declares
         With ``uneven="pad"`` or ``"repeat"``, some samples come twice. They are the last rows of
         the last ranks. The rows are samples if there are as many, whatever ``transform=`` does.
         """
-        size, distinct = getattr(self._batches, "last_step", (0, 0))
-        return distinct if size > 0 and find_batch_size(batch) == size else 0
+        size, distinct = getattr(self._batches, "partial_step", (0, 0))
+        with contextlib.suppress(IndexError, TypeError, ValueError):  # no tensors, or without rows
+            if distinct > 0 and find_batch_size(batch) == size:
+                return distinct
+        return 0
 
     @staticmethod
     def collate_fn(batch: Any) -> Any:

@@ -53,8 +53,9 @@ class EngineOptions:
             of a read may take longer. Futures of `Engine.read` have the timeout of their ``result``
             instead.
         segment_bytes: most bytes of a batch that one worker takes at a time. All workers share a
-            batch, in segments of at least 1 MiB, or for reads to the CPU a share of 1 MiB. 0: 512
-            KiB, 3 MiB on the way to a GPU, 4 MiB from a GPU, 8 MiB for writes from the CPU.
+            batch, in segments of at least 1 MiB. Reads to the CPU have shorter ones if there are
+            several workers. 0: 512 KiB, 3 MiB on the way to a GPU, 4 MiB from a GPU, 8 MiB for
+            writes from the CPU.
         request_bytes: longest single request to storage.
         bounce_bytes: page-aligned memory of one worker that O_DIRECT reads into and writes from,
             allocated when first needed. 0: the workers share 64 MiB, with at least 16 MiB each. If

@@ -231,10 +231,13 @@ class Order:
         return range(max(least, 1), most + 1)
 
     @property
-    def last_step(self) -> tuple[int, int]:
-        """The size of a rank's batch in a partial last step, and all its samples that differ."""
-        shared = self._last_size * self._world_size
-        return self._last_size, min(shared, self._samples % (self._batch_size * self._world_size))
+    def partial_step(self) -> tuple[int, int]:
+        """The size of a rank's batch in a partial last step, and how many samples the ranks have.
+
+        The second is 0 if no sample comes twice.
+        """
+        samples = self._samples % (self._batch_size * self._world_size)
+        return self._last_size, samples if self._last_size * self._world_size > samples else 0
 
     @property
     def largest_batch(self) -> int:
