@@ -239,7 +239,7 @@ def test_tensors_with_records_of_their_own_are_read_and_compared_once(tmp_path, 
 
 
 def note_rounds(monkeypatch, most_bytes):
-    """Bound the own memory of a round; return a list that grows by the bytes that each round reads."""
+    """Bound the own memory of a round. Return a list that grows by the bytes each round reads."""
     sizes, read_collected = [], tensor_reader.TensorReader._read_collected
 
     def noted(reader):
