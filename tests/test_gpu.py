@@ -348,10 +348,11 @@ def test_data_sets_made_and_dropped_release_the_memory_of_the_gpu(tmp_path, reco
 
     for _ in range(3):
         use()
-    before = free_bytes()
+    # Other threads release some buffers a moment later: 12 to 20 MiB, in one of ten looks on an H200.
+    before = max(free_bytes() for _ in range(3))
     for _ in range(20):
         use()
-    assert before - free_bytes() <= 4 * MIB
+    assert eventually(lambda: before - free_bytes() <= 4 * MIB, 10), f"{(before - free_bytes()) / MIB} MiB are gone"
 
 
 # ------------------------------------------------------------------------------------------------------- residency
