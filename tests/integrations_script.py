@@ -4,7 +4,8 @@
 
 Each function of `TRAINERS` trains on the data set of `write_data` and returns what this rank saw:
 for each batch its numbers and its loss. Each rank runs each framework without a stop, with one in
-the middle of the second epoch, and from there on, and writes FOLDER/rank-R.json.
+the middle of the second epoch, and from there on, and writes FOLDER/rank-R.json. They train on the
+CPU, or with TRAIN_ON=cuda on a GPU each.
 """
 
 import functools
@@ -19,6 +20,7 @@ import torch
 import gdsdata
 from gdsdata.formats import Records
 
+ON_GPU = os.environ.get("TRAIN_ON") == "cuda"  # else on the CPU
 SAMPLES, STEP = 103, 8  # of all ranks: 13 steps an epoch on one, 12 whole ones and a smaller one on two
 ACCUMULATED = 2  # batches of a step of the optimizer: an epoch's last one has one
 EPOCHS, STOP_AT = 2, 10  # steps of the optimizer: 7 an epoch
@@ -31,7 +33,11 @@ def write_data(folder):
 
 def read(folder, **arguments):
     ranks = int(os.environ.get("WORLD_SIZE", 1))
-    return gdsdata.GDSDataset(folder / "0.bin", STEP // ranks, Records("f4", (1,)), device="cpu", **arguments)
+    device = None if ON_GPU else "cpu"
+    found = gdsdata.GDSDataset(folder / "0.bin", STEP // ranks, Records("f4", (1,)), device=device, **arguments)
+    if ON_GPU:  # Lightning has not made this rank's GPU the current one yet.
+        assert found.device == torch.device("cuda", int(os.environ["LOCAL_RANK"])), found
+    return found
 
 
 class Model(torch.nn.Module):
@@ -53,7 +59,7 @@ def with_accelerate(folder, place, stop_at=None, resumes=False):
 
     from gdsdata.integrations import accelerate
 
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=ACCUMULATED)
+    accelerator = Accelerator(cpu=not ON_GPU, gradient_accumulation_steps=ACCUMULATED)
     plain = Model()
     model, optimizer = accelerator.prepare(plain, torch.optim.SGD(plain.parameters(), 0.1))
     data = accelerate.prepare(accelerator, read(folder))
@@ -91,7 +97,7 @@ def with_transformers(folder, place, stop_at=None, resumes=False, checkpoints=Tr
         lr_scheduler_type="constant",
         save_strategy="no",
         report_to="none",
-        use_cpu=True,
+        use_cpu=not ON_GPU,
         disable_tqdm=True,
         logging_strategy="no",
     )
@@ -123,12 +129,12 @@ def with_lightning(folder, place, stop_at=None, resumes=False):
 
 
 def lightning_fit(module, folder, place, stop_at, resumes, **settings):
-    """Train a module by Lightning on the CPUs of all ranks; return what its `model` has seen."""
+    """Train a module by Lightning on all ranks; return what its `model` has seen."""
     import lightning.pytorch as lightning
 
     callbacks = [lightning.callbacks.ModelCheckpoint(place, "stopped", every_n_train_steps=stop_at)] if stop_at else []
     trainer = lightning.Trainer(
-        accelerator="cpu",
+        accelerator="gpu" if ON_GPU else "cpu",
         devices=int(os.environ.get("WORLD_SIZE", 1)),
         max_epochs=EPOCHS,
         max_steps=stop_at or -1,
@@ -151,7 +157,7 @@ def with_fabric(folder, place, stop_at=None, resumes=False):
     from gdsdata.integrations.lightning import GDSCheckpointIO
 
     ranks = int(os.environ.get("WORLD_SIZE", 1))
-    fabric = lightning.Fabric(accelerator="cpu", devices=ranks, plugins=[GDSCheckpointIO()])
+    fabric = lightning.Fabric(accelerator="gpu" if ON_GPU else "cpu", devices=ranks, plugins=[GDSCheckpointIO()])
     fabric.launch()
     plain, data = Model(), read(folder)
     model, optimizer = fabric.setup(plain, torch.optim.SGD(plain.parameters(), 0.1))
@@ -219,7 +225,7 @@ def refused_by_accelerate(folder):
 
     said = []
     for settings in ({}, {"dispatch_batches": False}, {"use_stateful_dataloader": True}):
-        accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(**settings))
+        accelerator = Accelerator(cpu=not ON_GPU, dataloader_config=DataLoaderConfiguration(**settings))
         try:
             said.append([batch[:, 0].int().tolist() for batch in accelerator.prepare(DataLoader(read(folder), None))])
         except RuntimeError as error:

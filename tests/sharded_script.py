@@ -14,7 +14,7 @@ import warnings
 from pathlib import Path
 
 import torch
-from integrations_script import EPOCHS, lightning_fit, read
+from integrations_script import EPOCHS, ON_GPU, lightning_fit, read
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 import gdsdata
@@ -65,10 +65,11 @@ def with_accelerate(folder, place, stops=False, resumes=False):
     from gdsdata.integrations import accelerate
 
     plugin = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type="SHARDED_STATE_DICT")
-    accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
-    # AcceleratorState.__init__ does this only for ranks on GPUs. On a CPU it ignores the plug-in.
-    accelerator.state.fsdp_plugin = plugin
-    PartialState._shared_state["distributed_type"] = accelerator.state.distributed_type = DistributedType.FSDP
+    accelerator = Accelerator(cpu=not ON_GPU, fsdp_plugin=plugin)
+    if not ON_GPU:
+        # AcceleratorState.__init__ does this only for ranks on GPUs. On a CPU it ignores the plug-in.
+        accelerator.state.fsdp_plugin = plugin
+        PartialState._shared_state["distributed_type"] = accelerator.state.distributed_type = DistributedType.FSDP
     plain = Model()
     model, optimizer = accelerator.prepare(plain, torch.optim.AdamW(plain.parameters(), 0.01))
     assert model is plain and isinstance(model, FSDPModule)

@@ -2,10 +2,13 @@
 
 import json
 import warnings
+from pathlib import Path
+from typing import NamedTuple
 
 import integrations_script as script
 import pytest
 import quick_programs
+import torch
 from helpers import torchrun
 
 FRAMEWORKS = list(script.TRAINERS)
@@ -25,15 +28,26 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def of_two_ranks(folder):
-    """Return what each of two processes saw: one launch for all frameworks."""
+class TwoRanks(NamedTuple):
+    """What two processes saw, and the folder of their checkpoints."""
+
+    seen: list
+    folder: Path
+
+
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def of_two_ranks(request, tmp_path_factory):
+    """Have two processes train: one launch for all frameworks."""
+    if request.param == "cuda" and torch.cuda.device_count() < 2:
+        pytest.skip("there are no two GPUs")
     for name in FRAMEWORKS:
         need(name)
+    folder = tmp_path_factory.mktemp(request.param)
+    script.write_data(folder)
     with quick_programs.importing("accelerate", "lightning.pytorch", "transformers.trainer", "torch._dynamo"):
-        code, said = torchrun(2, script.__file__, folder, OMP_NUM_THREADS="1")
+        code, said = torchrun(2, script.__file__, folder, OMP_NUM_THREADS="1", TRAIN_ON=request.param)
     assert code == 0, said
-    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
+    return TwoRanks([json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)], folder)
 
 
 def numbers(seen, epoch):
@@ -53,7 +67,7 @@ def test_one_process_resumes_in_mid_epoch_with_the_same_losses(folder, tmp_path,
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_two_processes_resume_in_mid_epoch_with_the_same_losses(of_two_ranks, framework):
-    ranks = [seen[framework] for seen in of_two_ranks]
+    ranks = [seen[framework] for seen in of_two_ranks.seen]
     for runs in ranks:
         assert len(runs["stopped"]) == script.STOP_AFTER
         assert runs["stopped"] + runs["resumed"] == runs["whole"]
@@ -63,17 +77,18 @@ def test_two_processes_resume_in_mid_epoch_with_the_same_losses(of_two_ranks, fr
 
 
 def test_two_processes_refuse_a_loader_that_accelerate_prepared(of_two_ranks):
-    for seen in of_two_ranks:
+    for seen in of_two_ranks.seen:
         for said in seen["accelerate's own loaders"]:
             assert "gdsdata.integrations.accelerate.prepare(accelerator, dataset)" in said
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_one_process_continues_the_global_batches_of_two(of_two_ranks, folder, framework):
+def test_one_process_continues_the_global_batches_of_two(of_two_ranks, framework):
+    folder = of_two_ranks.folder
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the Trainer, about batch sizes
         alone = script.TRAINERS[framework](folder, folder / framework / "stopped", resumes=True)
-    ranks = [seen[framework]["resumed"] for seen in of_two_ranks]
+    ranks = [seen[framework]["resumed"] for seen in of_two_ranks.seen]
     together = [sorted(sum((numbers for numbers, _ in batches), [])) for batches in zip(*ranks, strict=True)]
     assert [sorted(numbers) for numbers, _ in alone[:-1]] == together[:-1]  # the last one has an odd sample more
     assert set(alone[-1][0]) > set(together[-1])

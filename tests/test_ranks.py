@@ -10,13 +10,13 @@ import torch.distributed as dist
 from helpers import arrays, assert_same_batches, grouped, in_new_process, write_records
 from torch.utils.data import DataLoader
 
-from gdsdata import GDSDataset, Mix
+from gdsdata import GDSDataset, Mix, Sharding
 from gdsdata.data import ranks
 from gdsdata.data.order import measured
 from gdsdata.data.ranks import EpochRanks, Ranks, Share
 from gdsdata.formats import Records
 
-LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "OMPI_", "PMI_", "SLURM_")
+LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "OMPI_", "MPI_", "PMI_", "SLURM_")
 
 
 @pytest.fixture(autouse=True)
@@ -71,6 +71,40 @@ def test_the_environment_says_rank_and_world_size(monkeypatch, said, expected):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert found(monkeypatch, said) == expected
+
+
+@pytest.mark.parametrize(
+    ("said", "current", "expected"),
+    [
+        ({}, 0, "cuda"),
+        ({"LOCAL_RANK": "0"}, 0, "cuda"),
+        ({"LOCAL_RANK": "3"}, 0, "cuda:3"),
+        ({"LOCAL_RANK": "3"}, 2, "cuda"),  # the program chose one
+        ({"LOCAL_RANK": "4"}, 0, "cuda"),  # each process sees GPUs of its own, or several share one
+        ({"LOCAL_RANK": ""}, 0, "cuda"),
+        ({"LOCAL_RANK": "x"}, 0, "cuda"),
+        ({"OMPI_COMM_WORLD_LOCAL_RANK": "1"}, 0, "cuda:1"),
+        ({"MPI_LOCALRANKID": "1"}, 0, "cuda:1"),
+        ({"SLURM_LOCALID": "2"}, 0, "cuda:2"),
+        ({"LOCAL_RANK": "1", "SLURM_LOCALID": "0"}, 0, "cuda:1"),  # torchrun in a task of srun
+    ],
+    ids=str,
+)
+def test_a_launcher_says_which_gpu_batches_go_to(monkeypatch, said, current, expected):
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
+    assert ranks.default_device() == expected
+
+
+def test_without_a_gpu_batches_go_to_the_cpu_of_any_process(monkeypatch, tmp_path):
+    write_records(tmp_path / "0.bin", 4, 8)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    sharding = Sharding(rank=1, world_size=2)
+    assert GDSDataset(tmp_path / "0.bin", 1, Records("u1", (8,)), sharding=sharding).device == torch.device("cpu")
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import integrations_script
 import pytest
 import quick_programs
 import sharded_script as script
+import torch
 from helpers import torchrun
 
 # The calls of a save and of a load by each rank. Models and optimizers are saved together or apart.
@@ -19,20 +20,28 @@ LOADS = {
 }
 
 
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request):
+    if request.param == "cuda" and torch.cuda.device_count() < 2:
+        pytest.skip("there are no two GPUs")
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
+def folder(device, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(device)
     integrations_script.write_data(folder)
     return folder
 
 
 @pytest.fixture(scope="module")
-def of_two_ranks(folder):
+def of_two_ranks(device, folder):
     """Return what each of two processes saw: one launch for all frameworks."""
     for name in script.TRAINERS:
         pytest.importorskip(name, reason=f"{name} is not installed")
+    hidden = {} if device == "cuda" else {"CUDA_VISIBLE_DEVICES": ""}
     with quick_programs.importing(*script.TRAINERS, "torch._dynamo"):
-        code, said = torchrun(2, script.__file__, folder, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
+        code, said = torchrun(2, script.__file__, folder, OMP_NUM_THREADS="1", TRAIN_ON=device, **hidden)
     assert code == 0, said
     return [json.loads((folder / f"sharded-{rank}.json").read_text()) for rank in range(2)]
 

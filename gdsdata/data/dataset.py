@@ -19,7 +19,7 @@ from gdsdata.data.iteration import Iteration
 from gdsdata.data.loaders import refuse_in_worker, refuse_second_share
 from gdsdata.data.progress import Begun, Progress, checked_epoch
 from gdsdata.data.ranked_dataset import RankedDataset
-from gdsdata.data.ranks import EpochRanks, Ranks, Share
+from gdsdata.data.ranks import EpochRanks, Ranks, Share, default_device
 from gdsdata.data.samples import Samples
 from gdsdata.data.split import checked_split
 from gdsdata.formats.index import Format
@@ -61,7 +61,9 @@ class GDSDataset(RankedDataset):
         format: one of ``gdsdata.formats``; None recognizes it by the first file's magic.
         shuffle: the order of an epoch; see below.
         seed: chooses the orders.
-        device: of the batches, the CPU or a CUDA device. None: CUDA if there is one, else the CPU.
+        device: of the batches, the CPU or a CUDA device. None: the current GPU, or the CPU if there
+            is none. If a launcher such as torchrun said the process's place on its node, and GPU 0
+            is current, the GPU of that place.
         drop_last: leave out the last, smaller batch.
         transform: called on each batch, on the consumer's thread.
         split: the part of the data that this data set has. A name, as in ``"train"``, means the
@@ -166,9 +168,7 @@ class GDSDataset(RankedDataset):
         arguments.refuse_unknown(old)
         arguments.check_types(source, batch_size, format, seed, drop_last, transform, fields, reading)
         arguments.check_interval(report_every_s)
-        if device is None:
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.device = engine.resolved(device)
+        self.device = engine.resolved(default_device() if device is None else device)
         arguments.check_values(fields, reading, self.device, on_error)
         self.transform, self._collate = transform, fields.collate
         settings = BatchSettings(

@@ -197,6 +197,21 @@ def _given(
 
 # ------------------------------------------------------------------------------------------------- the environment
 
+_LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
+
+
+def default_device() -> str:
+    """Return the device of batches if a program names none: the GPU of this process, or the CPU.
+
+    That is the current GPU. In a process of a launcher, it is the one of the process's place on its
+    node, as in most frameworks. They make it the current one, but maybe after the data set is made.
+    """
+    if not torch.cuda.is_available():
+        return "cpu"
+    said = next(filter(None, map(os.environ.get, _LOCAL_RANKS)), "")
+    is_another = said.isdigit() and 0 < int(said) < torch.cuda.device_count() and torch.cuda.current_device() == 0
+    return f"cuda:{said}" if is_another else "cuda"
+
 
 def _of_environment() -> Share | None:
     rank, world_size = _number("RANK"), _number("WORLD_SIZE")
