@@ -91,12 +91,35 @@ def test_the_environment_says_rank_and_world_size(monkeypatch, said, expected):
     ids=str,
 )
 def test_a_launcher_says_which_gpu_batches_go_to(monkeypatch, said, current, expected):
+    in_process(monkeypatch, said, current)
+    assert ranks.device_of_batches(None) == expected
+
+
+def in_process(monkeypatch, said, current=0):
+    """Have this process see four GPUs, and these variables."""
     for name, value in said.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
-    assert ranks.default_device() == expected
+
+
+@pytest.mark.parametrize("device", ["cuda", torch.device("cuda")])
+def test_a_gpu_that_another_process_probably_uses_is_warned_of(monkeypatch, device):
+    in_process(monkeypatch, {"LOCAL_RANK": "3"})
+    with pytest.warns(UserWarning, match=r'"cuda" is cuda:0 .* is 3\. If it trains on cuda:3, leave device= out'):
+        assert ranks.device_of_batches(device) == device
+
+
+@pytest.mark.parametrize(
+    ("device", "current", "said"),
+    [("cuda:0", 0, "3"), (torch.device("cuda", 0), 0, "3"), ("cpu", 0, "3"), ("cuda", 3, "3"), ("cuda", 0, "0")],
+)
+def test_a_device_that_is_named_or_chosen_is_not_warned_of(monkeypatch, device, current, said):
+    in_process(monkeypatch, {"LOCAL_RANK": said}, current)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert ranks.device_of_batches(device) == device
 
 
 def test_without_a_gpu_batches_go_to_the_cpu_of_any_process(monkeypatch, tmp_path):

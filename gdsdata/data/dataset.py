@@ -19,7 +19,7 @@ from gdsdata.data.iteration import Iteration
 from gdsdata.data.loaders import refuse_in_worker, refuse_second_share
 from gdsdata.data.progress import Begun, Progress, checked_epoch
 from gdsdata.data.ranked_dataset import RankedDataset
-from gdsdata.data.ranks import EpochRanks, Ranks, Share, default_device
+from gdsdata.data.ranks import EpochRanks, Ranks, Share, device_of_batches
 from gdsdata.data.samples import Samples
 from gdsdata.data.split import checked_split
 from gdsdata.formats.index import Format
@@ -168,7 +168,7 @@ class GDSDataset(RankedDataset):
         arguments.refuse_unknown(old)
         arguments.check_types(source, batch_size, format, seed, drop_last, transform, fields, reading)
         arguments.check_interval(report_every_s)
-        self.device = engine.resolved(default_device() if device is None else device)
+        self.device = engine.resolved(device_of_batches(device))
         arguments.check_values(fields, reading, self.device, on_error)
         self.transform, self._collate = transform, fields.collate
         settings = BatchSettings(

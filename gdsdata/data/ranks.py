@@ -200,17 +200,32 @@ def _given(
 _LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 
 
-def default_device() -> str:
-    """Return the device of batches if a program names none: the GPU of this process, or the CPU.
+def device_of_batches(device: torch.device | str | None) -> torch.device | str:
+    """Return the device of batches: the given one, or if that is None the GPU of this process.
 
-    That is the current GPU. In a process of a launcher, it is the one of the process's place on its
-    node, as in most frameworks. They make it the current one, but maybe after the data set is made.
+    That is the current GPU, or the CPU if there is none. In a process of a launcher, it is the GPU
+    of the process's place on its node, as in most frameworks. They make it the current one, but
+    maybe after the data set is made.
     """
-    if not torch.cuda.is_available():
+    if device is None and not torch.cuda.is_available():
         return "cpu"
+    place = _place_of_another_gpu() if device is None or str(device) == "cuda" else None
+    if device is None:
+        return "cuda" if place is None else f"cuda:{place}"
+    if place is not None:
+        _warn_once(
+            f'gdsdata: device="cuda" is cuda:0 in this process, whose place on its node is {place}. If it trains on '
+            f"cuda:{place}, leave device= out, or call torch.cuda.set_device({place}) before."
+        )
+    return device
+
+
+def _place_of_another_gpu() -> int | None:
+    """Return this process's place on its node, if GPU 0 is current and that of the place is another."""
     said = next(filter(None, map(os.environ.get, _LOCAL_RANKS)), "")
-    is_another = said.isdigit() and 0 < int(said) < torch.cuda.device_count() and torch.cuda.current_device() == 0
-    return f"cuda:{said}" if is_another else "cuda"
+    if not (said.isdigit() and torch.cuda.is_available() and 0 < int(said) < torch.cuda.device_count()):
+        return None
+    return int(said) if torch.cuda.current_device() == 0 else None
 
 
 def _of_environment() -> Share | None:
