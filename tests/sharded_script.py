@@ -67,7 +67,7 @@ def with_accelerate(folder, place, stops=False, resumes=False):
     plugin = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type="SHARDED_STATE_DICT")
     accelerator = Accelerator(cpu=not ON_GPU, fsdp_plugin=plugin)
     if not ON_GPU:
-        # AcceleratorState.__init__ does this only for ranks on GPUs. On a CPU it ignores the plug-in.
+        # AcceleratorState.__init__ does this for ranks on GPUs. On a CPU it ignores the plug-in.
         accelerator.state.fsdp_plugin = plugin
         PartialState._shared_state["distributed_type"] = accelerator.state.distributed_type = DistributedType.FSDP
     plain = Model()

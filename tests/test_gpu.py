@@ -348,7 +348,7 @@ def test_data_sets_made_and_dropped_release_the_memory_of_the_gpu(tmp_path, reco
 
     for _ in range(3):
         use()
-    # Other threads release some buffers a moment later: 12 to 20 MiB, in one of ten looks on an H200.
+    # Other threads release some buffers a moment later: 12 to 20 MiB, at one of ten looks (H200).
     before = max(free_bytes() for _ in range(3))
     for _ in range(20):
         use()

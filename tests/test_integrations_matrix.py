@@ -29,7 +29,7 @@ def folder(tmp_path_factory):
 
 
 class TwoRanks(NamedTuple):
-    """What two processes saw, and the folder of their checkpoints."""
+    """Two processes: what each saw, and the folder of their checkpoints."""
 
     seen: list
     folder: Path

@@ -221,7 +221,7 @@ def device_of_batches(device: torch.device | str | None) -> torch.device | str:
 
 
 def _place_of_another_gpu() -> int | None:
-    """Return this process's place on its node, if GPU 0 is current and that of the place is another."""
+    """Return this process's place on its node, if its GPU is not GPU 0, the current one."""
     said = next(filter(None, map(os.environ.get, _LOCAL_RANKS)), "")
     if not (said.isdigit() and torch.cuda.is_available() and 0 < int(said) < torch.cuda.device_count()):
         return None
