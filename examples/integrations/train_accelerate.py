@@ -74,6 +74,7 @@ def main():
                 if counter.steps == last:
                     break
         accelerator.save_state(args.folder)
+    accelerator.end_training()
 
 
 if __name__ == "__main__":
