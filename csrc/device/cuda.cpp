@@ -94,9 +94,29 @@ class Gpu {
   CudaApi::Function gather_ = nullptr;
 };
 
+// While another thread of the program captures a CUDA graph, a call such as event_query fails, and
+// ends that capture. In this mode it does not: it has nothing to do with the capture.
+class BesideCaptures {
+ public:
+  explicit BesideCaptures(const CudaApi& api)
+      : api_(api), is_exchanged_(api.exchange_capture_mode(&mode_) == CudaApi::kSuccess) {}
+  ~BesideCaptures() {
+    if (is_exchanged_) api_.exchange_capture_mode(&mode_);
+  }
+  BesideCaptures(const BesideCaptures&) = delete;
+  BesideCaptures& operator=(const BesideCaptures&) = delete;
+
+ private:
+  const CudaApi& api_;
+  int mode_ = CudaApi::kCaptureModeRelaxed;  // then the thread's own
+  const bool is_exchanged_;
+};
+
 class Current {
  public:
-  explicit Current(Gpu& gpu) : gpu_(gpu) { gpu.api.check(gpu.api.context_push(gpu.context), "using " + gpu.name()); }
+  explicit Current(Gpu& gpu) : gpu_(gpu), beside_captures_(gpu.api) {
+    gpu.api.check(gpu.api.context_push(gpu.context), "using " + gpu.name());
+  }
   ~Current() {
     CudaApi::Context context = nullptr;
     gpu_.api.context_pop(&context);
@@ -106,11 +126,13 @@ class Current {
 
  private:
   Gpu& gpu_;
+  const BesideCaptures beside_captures_;
 };
 
 // For destructors. If the driver has shut down, everything is released already.
 template <typename Call>
 void release_on(Gpu& gpu, Call call) {
+  const BesideCaptures beside_captures(gpu.api);
   if (gpu.api.context_push(gpu.context) != CudaApi::kSuccess) return;
   call();
   CudaApi::Context context = nullptr;
@@ -346,7 +368,11 @@ class CudaDevice final : public Device {
     const auto* first = reinterpret_cast<const std::byte*>(begin);
     return {first, first + bytes};
   }
-  void bind_thread() override { gpu_.api.check(gpu_.api.context_set(gpu_.context), "using " + gpu_.name()); }
+  void bind_thread() override {
+    int mode = CudaApi::kCaptureModeRelaxed;  // for libraries that this thread calls (see BesideCaptures)
+    gpu_.api.exchange_capture_mode(&mode);
+    gpu_.api.check(gpu_.api.context_set(gpu_.context), "using " + gpu_.name());
+  }
 
  private:
   Gpu& gpu_;

@@ -52,6 +52,7 @@ Loaded load() {
   get("cuCtxPushCurrent_v2", api.context_push);
   get("cuCtxPopCurrent_v2", api.context_pop);
   get("cuCtxSetCurrent", api.context_set);
+  get("cuThreadExchangeStreamCaptureMode", api.exchange_capture_mode);
   get("cuMemAlloc_v2", api.memory_allocate);
   get("cuMemFree_v2", api.memory_free);
   get("cuMemGetAddressRange_v2", api.memory_range);

@@ -40,6 +40,7 @@ struct CudaApi {
   static constexpr Result kDeinitialized = 4;
   static constexpr Result kNotReady = 600;
   static constexpr Result kNotSupported = 801;
+  static constexpr int kCaptureModeRelaxed = 2;
   static constexpr unsigned kStreamNonBlocking = 1;
   static constexpr unsigned kEventDisableTiming = 2;
   static constexpr unsigned kRegisterPortable = 1, kRegisterDeviceMap = 2, kRegisterReadOnly = 8;
@@ -56,6 +57,7 @@ struct CudaApi {
   Result (*context_push)(Context);
   Result (*context_pop)(Context*);
   Result (*context_set)(Context);
+  Result (*exchange_capture_mode)(int* mode);  // of the calling thread
   Result (*memory_allocate)(Address*, size_t);
   Result (*memory_free)(Address);
   Result (*memory_range)(Address* begin, size_t* bytes, Address);

@@ -245,6 +245,51 @@ class Mapped {
   std::byte* memory_;
 };
 
+TEST_F(OnGpu, ACaptureOfAnotherThreadGoesOn) {
+  SKIP_WITH_REAL_CUDA();
+  const TemporaryFolder folder;
+  const Mapped mapped(folder.write("a", random_bytes(4096, 1)), 4096);
+  int mode = 0;  // the strictest, as every thread has it at first
+  ASSERT_EQ(CudaApi::get().exchange_capture_mode(&mode), CudaApi::kSuccess);
+  FAKE(cuda, fake_cuda_begin_capture)();
+  {
+    const auto stream = device_->make_stream();
+    const auto buffer = device_->allocate(4096);
+    const auto pinned = device_->allocate_pinned(4096);
+    const auto registration = device_->register_mapping(mapped.data(), 4096);
+    stream->copy_in(buffer->data(), pinned->data(), 4096);
+    auto* sources = reinterpret_cast<uint64_t*>(pinned->data());
+    sources[0] = reinterpret_cast<uint64_t>(registration->on_device());
+    stream->record()->wait();
+    stream->gather(buffer->data(), sources, 1, 4096);
+    stream->record()->wait();
+    EXPECT_NE(device_->allocation_of(buffer->data()).begin, nullptr);
+  }
+  EXPECT_EQ(FAKE(cuda, fake_cuda_end_capture)(), 1);
+}
+
+TEST_F(OnGpu, AThreadsOwnCaptureModeIsAsBefore) {
+  const CudaApi& api = CudaApi::get();
+  for (const int own : {0, 1, 2}) {
+    int mode = own;
+    ASSERT_EQ(api.exchange_capture_mode(&mode), CudaApi::kSuccess);
+    stream_->copy_in(buffer_->data(), in_->data(), 1);
+    stream_->record()->wait();
+    (void)device_->allocate(100);
+    ASSERT_EQ(api.exchange_capture_mode(&mode), CudaApi::kSuccess);
+    EXPECT_EQ(mode, own);
+  }
+}
+
+TEST_F(OnGpu, AThreadOfTheDeviceLetsLibrariesWorkBesideCaptures) {
+  std::thread([&] {
+    device_->bind_thread();
+    int mode = 0;
+    ASSERT_EQ(CudaApi::get().exchange_capture_mode(&mode), CudaApi::kSuccess);
+    EXPECT_EQ(mode, CudaApi::kCaptureModeRelaxed);
+  }).join();
+}
+
 TEST_F(OnGpu, GathersRecordsOfAnySizeFromAnywhereInARegisteredFile) {
   const TemporaryFolder folder;
   constexpr size_t kFileBytes = 256 * 1024 + 77;
@@ -512,6 +557,18 @@ TEST_F(FakeDriver, AsksForAContext) {
     ASSERT_EQ(api_->memory_allocate(&memory, 100), 0);
     EXPECT_EQ(api_->memory_free(memory), 0);
     EXPECT_EQ(api_->memory_free(memory), 1) << "a second time";
+  }).join();
+}
+
+TEST_F(FakeDriver, EndsTheCaptureOfAnotherThreadAtAnUnsafeCall) {
+  std::thread([&] {
+    CudaApi::Context context = nullptr;
+    ASSERT_EQ(api_->primary_context_retain(&context, 0), 0);
+    ASSERT_EQ(api_->context_set(context), 0);
+    FAKE(cuda, fake_cuda_begin_capture)();
+    CudaApi::Address memory = 0;
+    EXPECT_EQ(api_->memory_allocate(&memory, 100), 900);
+    EXPECT_EQ(FAKE(cuda, fake_cuda_end_capture)(), 0);
   }).join();
 }
 

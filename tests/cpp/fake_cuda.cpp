@@ -52,6 +52,7 @@ enum Result : int {
   kNotRegistered = 713,
   kLaunchFailed = 719,
   kNotSupported = 801,
+  kCaptureUnsupported = 900,
 };
 
 constexpr int kDevices = 2;
@@ -138,6 +139,12 @@ struct Fault {
 
 thread_local std::vector<Context*> current_contexts;
 
+enum CaptureMode : int { kGlobal = 0, kThreadLocal = 1, kRelaxed = 2 };
+thread_local int capture_mode = kGlobal;
+// Calls that end a capture of another thread, unless the calling thread's mode says otherwise.
+const std::set<std::string> kUnsafeInCaptures{"cuEventQuery",      "cuMemAlloc",          "cuMemFree",
+                                              "cuMemHostRegister", "cuMemHostUnregister", "cuModuleLoadData"};
+
 class Driver {
  public:
   std::mutex mutex;
@@ -163,6 +170,8 @@ class Driver {
   bool read_only_register = true;
   bool copy_batches = true;
   bool one_address = false;
+  bool capturing = false;  // another thread captures a graph, in the mode kGlobal
+  bool capture_is_whole = false;
   std::mt19937_64 random{1};
 
   // Begins every call. Returns kSuccess, or the error with which the call ends. `context`: whether
@@ -176,6 +185,10 @@ class Driver {
       return code;
     }
     if (broken != kSuccess) return broken;
+    if (capturing && capture_mode == kGlobal && kUnsafeInCaptures.contains(name)) {
+      capture_is_whole = false;
+      return kCaptureUnsupported;
+    }
     return context && current() == nullptr ? kInvalidContext : kSuccess;
   }
 
@@ -443,6 +456,7 @@ int cuGetErrorName(int code, const char** name) {
       {kNotRegistered, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED"},
       {kLaunchFailed, "CUDA_ERROR_LAUNCH_FAILED"},
       {kNotSupported, "CUDA_ERROR_NOT_SUPPORTED"},
+      {kCaptureUnsupported, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"},
   };
   const auto found = kNames.find(code);
   *name = found == kNames.end() ? nullptr : found->second;
@@ -520,6 +534,12 @@ int cuCtxSetCurrent(Context* context) {
   if (const int result = driver.enter("cuCtxSetCurrent", false); result != kSuccess) return result;
   if (!current_contexts.empty()) current_contexts.pop_back();
   if (context != nullptr) current_contexts.push_back(context);
+  return kSuccess;
+}
+
+int cuThreadExchangeStreamCaptureMode(int* mode) {
+  if (*mode < kGlobal || *mode > kRelaxed) return kInvalidValue;
+  std::swap(*mode, capture_mode);
   return kSuccess;
 }
 
@@ -801,6 +821,7 @@ void fake_cuda_reset() {
   driver.read_only_register = true;
   driver.copy_batches = true;
   driver.one_address = false;
+  driver.capturing = false;
 }
 
 void fake_cuda_set_delay_us(uint64_t most) {
@@ -865,6 +886,19 @@ int fake_cuda_is_device_memory(const void* memory, size_t bytes) {
   Driver& driver = ::driver();
   std::lock_guard lock(driver.mutex);
   return driver.on_device({address(memory), bytes}) ? 1 : 0;
+}
+
+void fake_cuda_begin_capture() {
+  Driver& driver = ::driver();
+  std::lock_guard lock(driver.mutex);
+  driver.capturing = driver.capture_is_whole = true;
+}
+
+int fake_cuda_end_capture() {
+  Driver& driver = ::driver();
+  std::lock_guard lock(driver.mutex);
+  driver.capturing = false;
+  return driver.capture_is_whole ? 1 : 0;
 }
 
 int fake_cuda_has_context() { return Driver::current() != nullptr ? 1 : 0; }

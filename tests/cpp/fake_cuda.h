@@ -42,6 +42,10 @@ void fake_cuda_split(const void* memory);
 void fake_cuda_join();  // undoes it
 // Whether all of it lies in one live allocation.
 int fake_cuda_is_device_memory(const void* memory, size_t bytes);
+// Another thread captures a graph from now on, in the strictest mode.
+void fake_cuda_begin_capture();
+// Ends that. Returns whether no call has ended it before.
+int fake_cuda_end_capture();
 // Whether the calling thread has a current device.
 int fake_cuda_has_context();
 }
