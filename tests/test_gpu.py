@@ -355,6 +355,74 @@ def test_data_sets_made_and_dropped_release_the_memory_of_the_gpu(tmp_path, reco
     assert eventually(lambda: before - free_bytes() <= 4 * MIB, 10), f"{(before - free_bytes()) / MIB} MiB are gone"
 
 
+# ---------------------------------------------------------------------------------------------------- CUDA graphs
+
+
+def capture_a_graph(seconds: float = 0.0) -> None:
+    """Capture in torch's default mode, in which many calls of other threads would end a capture."""
+    ones, graph = torch.ones(1000, device="cuda"), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = ones * 2
+        time.sleep(seconds)
+    graph.replay()
+    assert (found == 2).all()
+
+
+def test_graphs_are_captured_while_batches_are_read_ahead(tmp_path, records, delivery):
+    got = []
+    for batch in read(tmp_path, prefetch=8, **delivery):
+        got.append(batch)
+        capture_a_graph()
+    assert_same_batches(got, epoch_of(records))
+
+
+@pytest.mark.parametrize("device_staging_bytes", [0, 64 * MIB])
+def test_graphs_are_captured_while_a_checkpoint_is_saved(tmp_path, device_staging_bytes):
+    saved = {str(i): torch.full((MIB,), float(i), device="cuda") for i in range(8)}
+    with gdsdata.AsyncCheckpointer(tmp_path / "saves", device_staging_bytes=device_staging_bytes) as checkpointer:
+        for step in range(4):
+            checkpointer.save(step, {"model": saved})
+            for _ in range(5):
+                capture_a_graph(seconds=0.002)
+        checkpointer.wait()
+        restored = {name: torch.zeros_like(tensor) for name, tensor in saved.items()}
+        assert checkpointer.restore({"model": restored}) == 3
+    assert all(torch.equal(restored[name], tensor) for name, tensor in saved.items())
+
+
+def save_and_load(folder: Path, saved: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    gdsdata.save(saved, folder / "a.safetensors")
+    return gdsdata.load(folder / "a.safetensors", device="cuda")
+
+
+def read_a_new_data_set(folder: Path, _: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    return list(itertools.islice(read(folder), 5))
+
+
+@pytest.mark.parametrize("work", [save_and_load, read_a_new_data_set])
+def test_graphs_are_captured_while_another_thread_works(tmp_path, records, work):
+    saved = {str(i): torch.full((MIB,), float(i), device="cuda") for i in range(8)}
+    over, found = threading.Event(), []
+
+    def repeat() -> None:
+        while not over.is_set():
+            found[:] = [work(tmp_path, saved)]
+
+    with ThreadPoolExecutor(1) as threads:
+        done = threads.submit(repeat)
+        try:
+            assert eventually(lambda: found or done.done(), 30)
+            for _ in range(20):
+                capture_a_graph(seconds=0.02)
+        finally:
+            over.set()
+        done.result()
+    if work is save_and_load:
+        assert all(torch.equal(found[0][name], tensor) for name, tensor in saved.items())
+    else:
+        assert_same_batches(found[0], epoch_of(records)[:5])
+
+
 # ------------------------------------------------------------------------------------------------------- residency
 
 

@@ -129,8 +129,8 @@ class Device {
   // The allocation that holds an address of device memory; empty if there is none. One copy may not
   // use two allocations, even if they are adjacent. Memory of the processor is one.
   virtual AddressRange allocation_of(const std::byte* memory) = 0;
-  // For a thread of this package that calls libraries: the device is its current one from now on, and
-  // its calls end no capture of a CUDA graph by another thread.
+  // For a thread of this package that calls libraries: the device is its current one from now on,
+  // and its calls end no capture of a CUDA graph by another thread.
   virtual void bind_thread() = 0;
 };
 
