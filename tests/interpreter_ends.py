@@ -8,6 +8,7 @@ goes to stdout: name, exit code (-N: signal N), seconds of the fork, and its std
 takes longer than SECONDS is killed.
 """
 
+import ctypes
 import json
 import os
 import signal
@@ -56,6 +57,11 @@ def interrupt_soon(dataset):
     next(iter(dataset))
 
 
+def keep_main_module():
+    """Hold the main module until Python has ended."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(sys.modules["__main__"]))
+
+
 def checkpointer(name):
     return gdsdata.AsyncCheckpointer(FOLDER / name)
 
@@ -75,6 +81,12 @@ SILENT = {
     "an iterator of row groups in another module": "torch.batches = begun(parquet())",
     "an iterator of lanes in another module": "torch.batches = begun(read(shuffle='lanes'))",
     "a mix in another module": "torch.batches = begun(gdsdata.Mix([read(), tar()]))",
+    # dill keeps the main module, and with it all modules that it has imported: Python clears each.
+    "an iterator in a main module that is kept": "batches = begun(read()); keep_main_module()",
+    "decoded fields in a main module that is kept": ("batches = begun(tar(decode={'txt': 'txt'})); keep_main_module()"),
+    "row groups in a main module that is kept": "batches = begun(parquet()); keep_main_module()",
+    "lanes in a main module that is kept": "batches = begun(read(shuffle='lanes')); keep_main_module()",
+    "a mix in a main module that is kept": "batches = begun(gdsdata.Mix([read(), tar()])); keep_main_module()",
     "an iterator in a cycle": """
 import gc
 gc.disable()

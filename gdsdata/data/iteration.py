@@ -161,6 +161,8 @@ class Iteration:
                 yield batch
                 times.trained()
                 batch = None  # a batch that the consumer has dropped must not live on here
+        except GeneratorExit:  # asked first: when Python has cleared this module, the names below are None
+            raise
         except (GdsdataError, FileNotFoundError) as error:
             leave_if_daemon()
             if isinstance(error, StallError):
