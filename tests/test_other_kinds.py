@@ -174,6 +174,34 @@ def test_folders_of_images_name_the_remedy_at_once(tmp_path):
     assert "only folders ('cat', 'dog'), and 'cat' has an image, which is not read: pack the files into tar" in said
 
 
+SHARDS = [
+    ("shard.00000.mds", b"\5\0\0\0", "MDS"),
+    ("shard.00000.mds.zstd", b"\x28\xb5\x2f\xfd", "MDS"),
+    ("chunk-0-0.bin", b"\x14\0\0\0", "LitData"),
+    ("chunk-0-12.zstd.bin", b"\x28\xb5\x2f\xfd", "LitData"),
+]
+
+
+@pytest.mark.parametrize("name, head, packing", SHARDS)
+@pytest.mark.parametrize("index", [None, b"", b"[]"])
+def test_shards_without_their_index_are_not_called_bare_tokens(tmp_path, name, head, packing, index):
+    (tmp_path / name).write_bytes(head + bytes(99))
+    if index is not None:
+        (tmp_path / "index.json").write_bytes(index)
+    state = "is missing" if index is None else f"is damaged (it begins with {index!r})"
+    for source in (tmp_path, tmp_path / name):
+        assert f"{name} is a shard of {packing}, and its index.json {state}: fetch that file" in refusal(source)
+
+
+@pytest.mark.parametrize("name, head, packing", SHARDS)
+def test_a_shard_that_is_named_by_itself_names_its_folder(tmp_path, name, head, packing):
+    (tmp_path / name).write_bytes(head + bytes(99))
+    (tmp_path / "index.json").write_text('{"shards": []}')
+    assert f"{name} is a shard of {packing}, which its index.json describes: pass '{tmp_path}'" in refusal(
+        tmp_path / name
+    )
+
+
 def test_a_path_that_a_shell_would_expand_names_expanduser():
     with pytest.raises(FileNotFoundError, match=r"^~/none.npy .* of any: pass os.path.expanduser\(\) of it"):
         gdsdata.GDSDataset("~/none.npy", 1, device="cpu")

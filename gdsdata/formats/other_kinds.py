@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import NamedTuple, NoReturn
 
+from gdsdata.errors import IoError
 from gdsdata.formats.named_splits import SPLIT_OF
+from gdsdata.formats.parsers import magics
+from gdsdata.storage.heads import read_heads
 from gdsdata.storage.paths import absolute
 
 
@@ -76,6 +80,8 @@ KINDS = (
         f"{_SHARDS} (tar --sort=name -cf train.tar FOLDER)",
     ),
 )
+# Shards by the names that their writers choose. The index.json beside them says what they have.
+_SHARDS_BY_INDEX = {"MDS": r".+\.mds(\.\w+)?", "LitData": r"chunk-\d+-\d+(\.\w+)?\.bin"}
 _ZARR = (".zarray", ".zgroup", "zarr.json")
 # Tables by the folder of their log (`magics.LOGS_OF_TABLES`).
 _TABLES_WITH_LOG = {
@@ -95,8 +101,23 @@ def advice_about(head: bytes, path: str) -> str | None:
     folder, name = os.path.split(path)
     if name in _ZARR or any(os.path.exists(os.path.join(folder, one)) for one in _ZARR):
         return f"is a part of a zarr array, which is not read: {_ARRAYS} (numpy.save, from zarr.open({folder!r}))"
+    for packing, names in _SHARDS_BY_INDEX.items():
+        if re.fullmatch(names, name, re.ASCII):
+            return f"is a shard of {packing}, {_about_index_in(folder)}"
     kind = next((one for one in KINDS if head.startswith(one.magics) or name.lower().endswith(one.endings)), None)
     return None if kind is None else f"is {kind.title}, which is not read: {kind.remedy.format(path=path)}"
+
+
+def _about_index_in(folder: str) -> str:
+    """Return what a folder's index.json is, and what to do, for a shard that lies there."""
+    index = os.path.join(folder, magics.SHARDS_INDEX)
+    try:
+        (head,), _, _ = read_heads([index], magics.HEAD_BYTES)
+    except (FileNotFoundError, IoError):
+        return f"and its {magics.SHARDS_INDEX} is missing: fetch that file too. Writers of shards write it last"
+    if magics.is_mds(head, index) or magics.is_litdata(head, index):
+        return f"which its {magics.SHARDS_INDEX} describes: pass {folder!r}, which has both"
+    return f"and its {magics.SHARDS_INDEX} is damaged (it begins with {head[:8]!r}): fetch that file again"
 
 
 def refuse_table(folder: str, log: str) -> NoReturn:
