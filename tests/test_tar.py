@@ -165,6 +165,32 @@ class TestSamples:
         members = [("a.x", b"1"), ("b.x", b"2"), ("a.x", b"3")]
         assert read(index(shard(tmp_path / "a.tar", members))) == [{"x": b"1"}, {"x": b"2"}, {"x": b"3"}]
 
+    @every_format
+    @pytest.mark.parametrize("fields", [None, ("jpg", "__key__")])
+    def test_a_tar_whose_samples_are_torn_apart_is_refused(self, tmp_path, kind, fields):
+        """As `tar -cf` packs a folder without --sort=name: in the order of the file system."""
+        names = [f"photos/{i:03}.{field}" for field in ("jpg", "cls", "txt") for i in range(50)]
+        random.Random(0).shuffle(names)
+        path = shard(tmp_path / "a.tar", [(name, b"1") for name in names], kind)
+        said = rf"^{path}: the sample of 'photos/\d+.\w+' has other members, .* not beside it.*with tar --sort=name -cf"
+        for _ in range(2):  # no index of it is kept
+            with pytest.raises(ValueError, match=said):
+                Tar(fields).index([path])
+
+    @pytest.mark.parametrize(
+        "names",
+        [
+            [f"{i}.{'jpg' if i % 2 else 'png'}" for i in range(40)],  # samples of different kinds
+            [f"{i}.x" for i in [*range(20), *range(20)]],  # the same samples twice
+            [*(f"{i}.{field}" for i in range(40) for field in ("jpg", "cls")), "0.txt", "1.txt"],  # a few parts
+            ["about.json", *(f"{i}.jpg" for i in range(2)), "about.txt"],
+        ],
+    )
+    def test_tars_of_unlike_samples_are_read_as_they_are(self, tmp_path, names):
+        content = pack([(name, b"1") for name in names])
+        (tmp_path / "a.tar").write_bytes(content)
+        assert read(index(str(tmp_path / "a.tar"))) == as_webdataset_groups(content)
+
     def test_members_that_are_no_fields_are_left_out_and_do_not_part_a_sample(self, tmp_path):
         members = [
             ("__info__/a.json", b"no"),

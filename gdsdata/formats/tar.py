@@ -7,6 +7,7 @@ result is kept (`tar_index`), and used while size and mtime of the file are the 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +21,7 @@ from gdsdata.formats.extents import ExtentsBuilder
 from gdsdata.formats.field import are_names
 from gdsdata.formats.fields import Field, FieldIndex
 from gdsdata.formats.index import first_samples
-from gdsdata.formats.parsers.tar_members import KEY, Members, read_members
+from gdsdata.formats.parsers.tar_members import KEY, Members, read_members, refuse_torn_samples
 from gdsdata.formats.tar_reading import HeaderReader
 from gdsdata.storage.opened import of_each, open_file
 
@@ -83,7 +84,7 @@ class Tar:
                 that end a tar, a name has a part "..", or a sample has a field twice.
             ValueError: a compressed file, a sparse member, no samples, a field that no sample has,
                 (``fields=None``) more fields than samples have, or keys are wanted and a ustar
-                header has a name in two parts.
+                header has a name in two parts. Most samples have members that are not side by side.
             FileNotFoundError, IoError: a file is not available.
         """
         paths = self.data_files(paths)
@@ -187,7 +188,9 @@ def _members_of(path: str, index_cache: str | None, with_keys: bool) -> _Found:
         kept_at = tar_index.place_of(path, index_cache)
         members = tar_index.kept_members(kept_at, *said)
         if members is None:
-            members = read_members(HeaderReader(file).read, file.size_bytes, path, with_keys)
+            key_hashes, read = array("q"), HeaderReader(file).read
+            members = read_members(read, file.size_bytes, path, with_keys, key_hashes)
+            refuse_torn_samples(members, key_hashes, read, path)
             if file.has_changed():
                 message = f"{path} changed while it was indexed: index it when it is complete"
                 raise CorruptData(message, path, 0, file.size_bytes)

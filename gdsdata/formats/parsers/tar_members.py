@@ -85,7 +85,9 @@ class Members(NamedTuple):
         return int(self.sample[-1]) + 1 if len(self.sample) else 0
 
 
-def read_members(read: Read, size_bytes: int, path: str, with_keys: bool = False) -> Members:
+def read_members(
+    read: Read, size_bytes: int, path: str, with_keys: bool = False, key_hashes: array[int] | None = None
+) -> Members:
     """Follow the headers of a tar of ``size_bytes`` and group its members.
 
     Args:
@@ -93,6 +95,7 @@ def read_members(read: Read, size_bytes: int, path: str, with_keys: bool = False
         size_bytes: of the file.
         path: named in errors.
         with_keys: samples have the member `KEY` too, whose payload is their key in a header.
+        key_hashes: gets a number for the key of each sample.
 
     Raises:
         CorruptData, ValueError: as `Tar.index`.
@@ -109,6 +112,8 @@ def read_members(read: Read, size_bytes: int, path: str, with_keys: bool = False
         if name[:dot] != key:
             key = name[:dot]
             current += 1
+            if key_hashes is not None:
+                key_hashes.append(hash(key))
             if with_keys:
                 if name_at < 0:
                     raise _divided(path, name)
@@ -126,6 +131,41 @@ def read_members(read: Read, size_bytes: int, path: str, with_keys: bool = False
     members = Members(tuple(extensions), *(np.frombuffer(column, np.int64) for column in columns))
     _refuse_duplicates(members, path)
     return members
+
+
+def refuse_torn_samples(members: Members, key_hashes: array[int], read: Read, path: str) -> None:
+    """Refuse a tar whose members do not stand in the order of their names.
+
+    Each would be a sample that lacks the others' fields. That is so if most samples are parts of
+    others: they have a key together, and no field twice.
+
+    Args:
+        members: of this tar.
+        key_hashes: of its samples.
+        read, path: as of `read_members`.
+
+    Raises:
+        ValueError: says how to pack it.
+    """
+    is_field = np.array([name != KEY for name in members.extensions], bool)
+    fields = is_field[members.extension]
+    counts = np.bincount(members.extension[fields])
+    # If most samples are parts, no field is in three quarters of them: the rest takes a sort.
+    if len(counts) < 2 or counts.max() * 4 >= members.samples * 3:
+        return
+    _, key, parts = np.unique(np.frombuffer(key_hashes, np.int64), return_inverse=True, return_counts=True)
+    place = key[members.sample[fields]] * len(members.extensions) + members.extension[fields]
+    places, times = np.unique(place, return_counts=True)
+    parts[places[times > 1] // len(members.extensions)] = 1
+    torn = parts[key] > 1
+    if 2 * np.count_nonzero(torn) <= members.samples:
+        return
+    first = members.begin_bytes[fields][torn[members.sample[fields]]][0]
+    name = _parse(read(RECORD_BYTES, int(first) - RECORD_BYTES))[0]
+    raise ValueError(
+        f"{path}: the sample of {_shown(name)} has other members, and they are not beside it, as in most samples: "
+        f"pack the files by their names, as with tar --sort=name -cf train.tar FOLDER"
+    )
 
 
 def _refuse_duplicates(members: Members, path: str) -> None:
