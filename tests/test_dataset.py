@@ -605,7 +605,7 @@ def test_device_none_is_cuda_only_where_there_is_one(tmp_path, records, monkeypa
         (dict(rank=2, world_size=2), "rank=2 is not in range(world_size=2)"),
         (dict(rank=0, world_size=0), "world_size=0: there is at least one rank"),
         (dict(batch_size=200, drop_last=True), "103 samples make no batch for each of world_size=1 ranks"),
-        (dict(rank=0, world_size=104), "use fewer ranks, smaller batches or more data"),
+        (dict(rank=0, world_size=104), 'use fewer ranks, more data, or Sharding(uneven="pad")'),
     ],
 )
 def test_a_bad_argument_is_refused_in_words(tmp_path, records, arguments, words):

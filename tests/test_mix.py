@@ -422,7 +422,7 @@ def test_weights_of_another_type_are_refused_in_words(folder, weights, words):
     assert str(error.value) == words
 
 
-@pytest.mark.parametrize("given", [7, "x.npy", GDSDataset])
+@pytest.mark.parametrize("given", [7, "x.npy", {"one": 1}, GDSDataset])
 def test_sources_that_are_no_list_are_refused_in_words(folder, given):
     given = sources(folder)[0] if given is GDSDataset else given
     with pytest.raises(TypeError, match=r"^sources=.* must be a list of GDSDatasets, as in Mix\(\[one, two\]\)$"):

@@ -288,7 +288,7 @@ def _minus(numbers: range | np.ndarray, less: int) -> range | np.ndarray:
 
 
 def _checked_sources(sources: Iterable[GDSDataset]) -> list[GDSDataset]:
-    if not isinstance(sources, Iterable) or isinstance(sources, (str, EpochDataset)):
+    if not isinstance(sources, Iterable) or isinstance(sources, (str, Mapping, EpochDataset)):
         raise TypeError(f"sources={shown(sources)} must be a list of GDSDatasets, as in Mix([one, two])")
     found = list(sources)
     if not found:

@@ -212,10 +212,12 @@ class Order:
         self._last_size = 0 if drop_last else shares[uneven]
         self._has_partial_step = left > 0 and not drop_last
         if len(self) == 0:
-            needed = batch_size * world_size if drop_last else world_size
+            needed, remedy = world_size, 'more data, or Sharding(uneven="pad"), which gives samples twice'
+            if drop_last:
+                needed, remedy = batch_size * world_size, "smaller batches, more data, or drop_last=False"
             raise ValueError(
                 f"{samples} samples make no batch for each of world_size={world_size} ranks, which takes {needed} with "
-                f"batch_size={batch_size} and drop_last={drop_last}: use fewer ranks, smaller batches or more data"
+                f"batch_size={batch_size} and drop_last={drop_last}: use fewer ranks, {remedy}"
             )
         self._permutation(epoch=0)  # says what is wrong with a shuffle
 
