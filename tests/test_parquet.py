@@ -219,6 +219,14 @@ class TestRefusals:
             read_all(path)
         assert path in str(caught.value) and not isinstance(caught.value, CorruptData)
 
+    @pytest.mark.parametrize("column", [pa.array([1.5, None]), pa.array([[1.5, None]], pa.list_(pa.float32()))])
+    def test_of_nulls_among_floats_name_nan(self, tmp_path, column):
+        """As pandas writes NaN."""
+        path = write(tmp_path / "a.parquet", pa.table({"x": column}))
+        with pytest.raises(ValueError, match=r"nulls.* fill_null=float\('nan'\) or fill_null={'x': float\('nan'\)}"):
+            read_all(path)
+        assert "nan" in str(read_all(path, format=Parquet(fill_null={"x": float("nan")})))
+
     @pytest.mark.parametrize("shuffle", ["uniform", gdsdata.Lanes(1, 1, 1), "other"])
     def test_of_shuffles_that_would_decode_a_row_group_for_each_row(self, tmp_path, shuffle):
         path = write(tmp_path / "a.parquet", numbered(9))

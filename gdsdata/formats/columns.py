@@ -396,10 +396,12 @@ def nulls_among_numbers(path: str, column: Column) -> ValueError:
             f"{path}: column {name!r} has nulls, and fill_null={column.unfit!r} is no value of {column.field.dtype}: "
             f"pass one that is, as in fill_null={{{name!r}: 0}}, or leave the column out (columns=)"
         )
+    # pandas writes NaN as null.
+    one, other = ("float('nan')",) * 2 if column.field.element_dtype.kind == "f" else ("0", "-100")
     return ValueError(
         f"{path}: column {name!r} has nulls, which a tensor has no value for: say what takes their place, as in "
-        f"fill_null=0 or fill_null={{{name!r}: -100}}, an argument of gdsdata.formats.Arrow, Parquet and LitData, or "
-        f"leave it out (columns=)"
+        f"fill_null={one} or fill_null={{{name!r}: {other}}}, an argument of gdsdata.formats.Arrow, Parquet and "
+        f"LitData, or leave it out (columns=)"
     )
 
 
