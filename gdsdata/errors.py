@@ -10,8 +10,8 @@ message and then sets attributes. torch rebuilds a DataLoader worker's from the 
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Mapping, Sequence
+from errno import EIO
 from typing import Any
 
 
@@ -33,11 +33,15 @@ class BackendUnavailable(GdsdataError, RuntimeError):
 class IoError(GdsdataError, OSError):
     """The system could not move bytes ``[offset, offset + length)`` of ``path``.
 
-    ``errno`` is the system's number of the error. ``str()`` is the message alone, without the
-    ``[Errno N]`` of ``OSError``.
+    ``errno`` is the system's number of the error: EIO if only a message is known. ``str()`` is the
+    message alone, without the ``[Errno N]`` of ``OSError``.
     """
 
-    def __init__(self, errno: int, message: str, path: str = "", offset: int = 0, length: int = 0) -> None:
+    def __init__(
+        self, errno: int | str, message: str | None = None, path: str = "", offset: int = 0, length: int = 0
+    ) -> None:
+        if message is None:  # torch knows no number
+            errno, message = EIO, str(errno)
         super().__init__(errno, message, path)
         self.path = path
         self.offset = offset
@@ -46,7 +50,7 @@ class IoError(GdsdataError, OSError):
     @classmethod
     def caused_by(cls, error: OSError, message: str, path: str = "", offset: int = 0, length: int = 0) -> IoError:
         """Return one with the number of ``error``, or with EIO if it has none."""
-        return cls(error.errno or errno.EIO, message, path, offset, length)
+        return cls(error.errno or EIO, message, path, offset, length)
 
     def __str__(self) -> str:
         return self.strerror or ""

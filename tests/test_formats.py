@@ -13,8 +13,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch._utils import ExceptionWrapper
 
-from gdsdata import formats
+from gdsdata import errors, formats
 from gdsdata.errors import BackendUnavailable, CorruptData, GdsdataError, IoError, StallError
 from gdsdata.formats import (
     Arrow,
@@ -519,6 +520,18 @@ class TestErrors:
         copy = pickle.loads(pickle.dumps(error))
         assert type(copy) is type(error) and isinstance(copy, GdsdataError)
         assert str(copy) == str(error) and vars(copy) == vars(error)
+
+    @pytest.mark.parametrize(
+        "kind", [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, GdsdataError)]
+    )
+    def test_an_error_of_a_dataloaders_worker_keeps_its_type(self, kind):
+        try:
+            raise kind(errno.EACCES, "not read") if issubclass(kind, OSError) else kind("not read")
+        except GdsdataError:
+            of_worker = ExceptionWrapper(where="in DataLoader worker process 0")
+        with pytest.raises(kind, match="(?s)^Caught .* in DataLoader worker process 0.*: not read") as caught:
+            of_worker.reraise()
+        assert caught.type is kind
 
     def test_an_io_error_is_an_os_error_that_shows_its_message(self):
         error = IoError(errno.EIO, "reading failed", "a.bin", 512, 4096)
