@@ -56,7 +56,7 @@ class GDSDataset(RankedDataset):
 
     Args:
         source: a file, directory or glob, or a list of these. Each may be the URL of objects:
-            ``s3://bucket/train/*.tar`` (docs/guide/remote.md).
+            ``s3://bucket/train/*.tar`` (docs/guide/remote.md). Files are ordered by their paths.
         batch_size: samples in a batch.
         format: one of ``gdsdata.formats``; None recognizes it by the first file's magic.
         shuffle: the order of an epoch; see below.
