@@ -340,6 +340,16 @@ def test_mistakes_in_decode_are_errors_at_once(tmp_path):
         GDSDataset(tmp_path / "members", 1, Members("x", [b"1"]), device="cpu", fields=Fields(decode={"y": "cls"}))
 
 
+@pytest.mark.parametrize("decoder", ["cls", "txt", "json", "npy", "image"])
+@pytest.mark.parametrize("values", [np.arange(3), np.float32(1), np.ones((2, 2), "f2")])
+def test_a_named_decoder_of_numbers_is_refused_and_not_of_bytes(tmp_path, decoder, values):
+    np.savez(tmp_path / "0.npz", x=values, y=np.frombuffer(b"12", np.uint8))
+    with pytest.raises(ValueError, match=f"decode= names 'x', whose values are {values.dtype} already: .* leave it"):
+        GDSDataset(tmp_path, 1, device="cpu", fields=Fields(decode={"x": decoder}))
+    (batch,) = GDSDataset(tmp_path, 1, device="cpu", fields=Fields(decode={"x": len, "y": "cls"}))
+    assert batch["x"] == 1 and batch["y"].tolist() == [12]
+
+
 def test_collate_gets_samples_with_the_fields_that_they_have_and_its_result_is_the_batch(tmp_path):
     paths, lengths, samples = write(tmp_path, [9])
     lengths[0][2, 0] = -1

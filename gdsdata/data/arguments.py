@@ -261,6 +261,16 @@ def check_index(
     if lost := sorted(decode.keys() - set(index.field_names)):
         names = sorted(index.field_names)
         raise ValueError(f"decode= names {lost[0]!r}, but the samples' fields are {names or 'none'}")
+    if decode:
+        from gdsdata.decoders import keep_encoded, runs_ahead
+
+        for field in getattr(index, "fields", ()):
+            decoder = decode.get(field.name, keep_encoded)
+            if field.element_dtype.itemsize > 1 and decoder is not keep_encoded and runs_ahead(decoder):
+                raise ValueError(
+                    f"decode= names {field.name!r}, whose values are {field.element_dtype} already: the named decoders "
+                    f"are for bytes, so leave it out"
+                )
 
 
 def checked_state(state: object) -> Mapping[str, Any]:
