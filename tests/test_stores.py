@@ -1,5 +1,6 @@
 """Stores without a server: the requests they send, and what they make of any answer."""
 
+import hashlib
 import re
 import time
 from pathlib import Path
@@ -261,6 +262,36 @@ def test_an_upload_sends_parts_with_checksums_in_any_order(serve, knows_crc32c):
         assert ("x-amz-checksum-crc32c" in headers) == knows_crc32c
     listed = next(body for method, url, _, body in server.requests if method == "POST" and "uploadId" in url)
     assert listed.count(b"<Part>") == 3 and listed.count(b"<ChecksumCRC32C>") == 3 * knows_crc32c
+
+
+@pytest.mark.parametrize("refusal", [(501, b"NotImplemented"), (400, b"InvalidArgument")])
+def test_a_small_object_is_written_without_a_checksum_that_the_server_refuses(serve, refusal):
+    status, code = refusal
+
+    def answer(method, path, query, headers, body):
+        if "x-amz-checksum-crc32c" in headers:
+            return status, {}, b"<Error><Code>" + code + b"</Code></Error>"
+        return 200, {"etag": '"written"'}, b""
+
+    server = serve(answer)
+    store = s3_store()
+    assert [store.put(key, b"content").tag for key in ("a", "b")] == ['"written"'] * 2
+    sent = [headers for _, _, headers, _ in server.requests]
+    assert ["x-amz-checksum-crc32c" in headers for headers in sent] == [True, False, False]
+    assert all(headers["x-amz-content-sha256"] == hashlib.sha256(b"content").hexdigest() for headers in sent)
+
+
+def test_a_small_object_that_was_damaged_on_its_way_is_sent_again_with_its_checksum(serve):
+    answers = [(400, {}, b"<Error><Code>BadDigest</Code></Error>"), (200, {"etag": '"written"'}, b"")]
+    server = serve(lambda *_: answers.pop(0))
+    assert s3_store().put("a", b"content").tag == '"written"'
+    assert all("x-amz-checksum-crc32c" in headers for _, _, headers, _ in server.requests)
+
+
+def test_a_small_object_that_is_refused_with_or_without_a_checksum_is_an_error(serve):
+    serve(lambda *_: (400, {}, b"<Error><Code>InvalidArgument</Code><Message>no such key</Message></Error>"))
+    with pytest.raises(IoError, match="PUT .* 400 InvalidArgument: .no such key"):
+        s3_store().put("a", b"content")
 
 
 def test_an_upload_with_a_missing_part_does_not_appear(serve):

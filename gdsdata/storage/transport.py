@@ -202,6 +202,11 @@ def refused(request: Request, response: Response) -> OSError:
     return failures.refused(request.subject or request.url, request.method, request.url, refusal)
 
 
+def is_of_damage(response: Response) -> bool:
+    """Return whether a refusal says that the body was damaged on its way."""
+    return failures.refusal_of(response.status, response.headers, response.body).code in _DAMAGED_CODES
+
+
 def _once(request: Request, sent: Request, timeout_s: float, most_bytes: int, attempts: int) -> Response:
     status, headers, body = _attempt(sent.method, sent.url, sent.headers, sent.body, timeout_s, most_bytes)
     return Response(status, headers, body, attempts, _added_by_signing(request, sent))
