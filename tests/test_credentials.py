@@ -1,6 +1,8 @@
 """Credentials: where they are found, when they are renewed, and that nothing shows them."""
 
+import contextlib
 import datetime
+import http.server
 import json
 import math
 import os
@@ -494,6 +496,47 @@ def test_botocore_is_asked_last(monkeypatch):
 
     monkeypatch.setattr(session, "Session", Session)
     assert found() == ("boto", "s", "t")
+
+
+def test_a_fork_while_botocore_renews_keys_does_not_block_the_child(monkeypatch):
+    pytest.importorskip("botocore.session", reason="botocore is not installed")
+    renewing, go_on, is_slow = threading.Event(), threading.Event(), threading.Event()
+
+    class Endpoint(http.server.BaseHTTPRequestHandler):
+        """The endpoint of a container: its keys end so soon that each use of them renews them."""
+
+        def do_GET(self):
+            if is_slow.is_set():
+                is_slow.clear()  # for one request
+                renewing.set()
+                go_on.wait(20)
+            ends = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=60)
+            keys = {"AccessKeyId": "id", "SecretAccessKey": "s", "Token": "t", "Expiration": ends.isoformat()}
+            self.send_response(200)
+            self.end_headers()
+            with contextlib.suppress(ConnectionError):  # botocore has asked once more
+                self.wfile.write(json.dumps(keys).encode())
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Endpoint) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"http://127.0.0.1:{server.server_port}/keys")
+        assert found() == ("id", "s", "t")
+        is_slow.set()
+        thread = threading.Thread(target=found)
+        thread.start()
+        assert renewing.wait(20)
+
+        def child():
+            assert found() == ("id", "s", "t")
+
+        assert exit_code_of_fork(child) == 0
+        go_on.set()
+        thread.join(20)
+        server.shutdown()
+    aws_chain._botocore_credentials.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import math
 import os
 import shlex
 import subprocess
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -169,6 +170,28 @@ def _botocore_credentials(profile_name: str | None) -> Any:
 
 
 def _keys_of_botocore(profile_name: str | None, url: str) -> Keys:
+    _asking.add(threading.get_ident())
+    try:
+        return _asked_keys(profile_name, url)
+    finally:
+        _asking.discard(threading.get_ident())
+
+
+# Threads that ask botocore. It holds a lock of its own while it renews keys, and a forked child
+# would wait for that one forever.
+_asking: set[int] = set()
+
+
+def _ask_anew() -> None:
+    if _asking:
+        _asking.clear()
+        _botocore_credentials.cache_clear()
+
+
+os.register_at_fork(after_in_child=_ask_anew)
+
+
+def _asked_keys(profile_name: str | None, url: str) -> Keys:
     try:
         found = _botocore_credentials(profile_name)
     except ImportError:
