@@ -214,6 +214,31 @@ def test_no_state_pickle_or_text_has_a_secret(seaweedfs):
     assert not [text for text in shown if seaweedfs.secret_key in text]
 
 
+def test_a_state_of_signed_urls_has_no_signature_and_continues_with_new_ones(seaweedfs):
+    """Signed URLs end, so a program that is started again has others."""
+    seaweedfs.put("signed/a.bin", bytes(range(200)))
+    seaweedfs.put("signed/b.bin", bytes(range(200)))
+
+    def opened(lifetime_s):
+        named = [{"Bucket": seaweedfs.bucket, "Key": f"signed/{name}.bin"} for name in "ab"]
+        urls = [seaweedfs.client.generate_presigned_url("get_object", one, lifetime_s) for one in named]
+        return urls, GDSDataset(urls, 4, Records("u1", (10,)), device="cpu", seed=1)
+
+    urls, data = opened(600)
+    batches = iter(data)
+    next(batches)
+    state = data.state_dict()
+    rest = [batch.numpy().copy() for batch in batches]
+    queries = [value for url in urls for value in url.partition("?")[2].split("&") if "=" in value]
+    assert not any(one.partition("=")[2] in str(state) for one in queries if len(one.partition("=")[2]) > 10)
+
+    renewed, again = opened(1200)
+    assert not set(urls) & set(renewed)
+    again.load_state_dict(state)
+    resumed = [batch.numpy() for batch in again]
+    assert len(rest) == 9 and all(np.array_equal(*pair) for pair in zip(rest, resumed, strict=True))
+
+
 def test_settings_are_pickled_whole_only_for_a_process_that_is_spawned(monkeypatch):
     keys = Keys(access_key_id="A", secret_access_key="B")
     whole = RemoteSettings(("s3",), "/c", 7, {"region": "r", "credentials": keys, "headers": {"Authorization": "B"}})

@@ -23,6 +23,7 @@ from gdsdata.formats.extents import Extents
 from gdsdata.formats.index import Format, SampleIndex
 from gdsdata.formats.unpacking import is_unpacked
 from gdsdata.io.engine import warn_once
+from gdsdata.storage.urls import have_urls, without_query
 
 _DIGEST_BYTES = 8
 # A key of a state, and its name in arguments.
@@ -110,9 +111,12 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 def relative_names(paths: Sequence[str]) -> list[str]:
     """Return the files' names from the folder on that they have in common.
 
-    A shard that was unpacked (`formats.unpacking`) lies under a name that depends on its folder: it
-    counts without one.
+    URLs count without their queries. A query may be a signature, which is a secret, and which is
+    another one at the next start. A shard that was unpacked (`formats.unpacking`) lies under a name
+    that depends on its folder: it counts without one.
     """
+    if have_urls(paths):
+        paths = list(map(without_query, paths))
     named = [path for path in paths if not is_unpacked(path)]
     if not named:
         return ["(unpacked)"] * len(paths)

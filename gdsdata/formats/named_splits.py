@@ -29,6 +29,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from gdsdata.formats.parsers import magics
+from gdsdata.storage.urls import without_query
 
 _WORDS = {
     "train": ("train", "training"),
@@ -140,23 +141,19 @@ def labels_of(root: str, files: Collection[str]) -> Labels:
 
 def common_folder(files: Sequence[str]) -> str:
     """Return the folder that all files have in common."""
-    plain = [_without_query(path) for path in files]
+    plain = [without_query(path) for path in files]
     first, last = min(plain).split("/")[:-1], max(plain).split("/")[:-1]
     same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))
     return "/".join(part for part, _ in same)
 
 
-def _without_query(path: str) -> str:
-    return path.partition("?")[0] if path.startswith(("http://", "https://")) else path
-
-
 def _parts(path: str, root: str) -> list[str]:
     """Return the parts of a path from a folder on."""
-    return _without_query(path)[len(root) :].strip("/").split("/")
+    return without_query(path)[len(root) :].strip("/").split("/")
 
 
 def _ending(path: str) -> str:
-    return os.path.splitext(_without_query(path))[1]
+    return os.path.splitext(without_query(path))[1]
 
 
 def _is_no_data(folder: str) -> bool:

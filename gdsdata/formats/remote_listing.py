@@ -14,7 +14,7 @@ from gdsdata.storage import objects
 from gdsdata.storage.location import location_of
 from gdsdata.storage.store import ObjectInfo
 from gdsdata.storage.stores import store_of
-from gdsdata.storage.web_urls import without_query
+from gdsdata.storage.urls import without_query
 
 _MAGIC = re.compile(r"[*?\[]")
 

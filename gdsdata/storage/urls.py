@@ -19,3 +19,8 @@ def is_remote(path: str) -> bool:
 def have_urls(paths: Sequence[str]) -> bool:
     """Return whether one of them is the URL of an object."""
     return contain(paths, "://") and any(map(is_remote, paths))
+
+
+def without_query(url: str) -> str:
+    """Return a URL without its query. A key of a store has none: it may have any character."""
+    return url.partition("?")[0] if url.startswith(("http://", "https://")) else url

@@ -13,11 +13,6 @@ def encoded(url: str) -> str:
     return quote(url.partition("#")[0], safe="%/:?&=+,;@!$'()*[]~")
 
 
-def without_query(url: str) -> str:
-    """Return a URL without its query. A key of a store has none: it may have any character."""
-    return url.partition("?")[0] if url.startswith(("http://", "https://")) else url
-
-
 def redirected(request: Request, response: Response) -> Request | None:
     """Return the request that follows a redirect; None: there is none, or from https to http."""
     if response.status not in (301, 302, 303, 307, 308) or "location" not in response.headers:

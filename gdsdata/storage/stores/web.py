@@ -17,6 +17,7 @@ from gdsdata.storage.secret import Anonymous, NotPickled, Secret, Token
 from gdsdata.storage.store import Access, ObjectInfo, Upload
 from gdsdata.storage.stores.xml_store import MOST_ACCESS_S, in_threads, info_of
 from gdsdata.storage.transport import Request, Response
+from gdsdata.storage.urls import without_query
 
 OPTIONS: dict[str, type | tuple[type, ...]] = {"headers": Mapping, "credentials": object}
 _HEADS_AT_ONCE = 256
@@ -98,7 +99,7 @@ class WebStore(NotPickled):
 
     def address(self, key: str) -> str:
         """Return the URL of an object, without its query: that may be a signature."""
-        return web_urls.without_query(web_urls.encoded(self._url + key))
+        return without_query(web_urls.encoded(self._url + key))
 
     def secret(self) -> Secret:
         """Return the token that requests have, if they have one."""
