@@ -174,6 +174,22 @@ def test_a_malformed_url_is_final_and_named(monkeypatch):
     assert caught.value.errno == errno.EINVAL and "s3cr3t" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("status", "code", "remedy"),
+    [
+        (301, "PermanentRedirect", "region= or AWS_REGION.*no endpoint_url"),
+        (403, "InvalidObjectState", "archived: restore it"),
+        (403, "AccessDenied", "a signed URL has not ended"),
+        (404, "NoSuchKey", "endpoint_url, which must not name the bucket"),
+        (404, "NoSuchBucket", "endpoint_url, which must not name it"),
+    ],
+)
+def test_a_refusal_names_the_usual_mistake_behind_it(monkeypatch, status, code, remedy):
+    Script(monkeypatch, (status, {}, f"<Error><Code>{code}</Code></Error>".encode()))
+    with pytest.raises(OSError, match=f"answered with {status} {code}.*{remedy}"):
+        transport.send(GET)
+
+
 def test_an_error_says_what_was_asked_and_answered_and_what_to_do(monkeypatch):
     message = b"wrong &amp; bad\n  X-Amz-Signature=ff01&amp;b"
     body = b"<Error><Code>SignatureDoesNotMatch</Code><Message>" + message + b"</Message></Error>"
@@ -435,6 +451,15 @@ def test_no_server_at_the_address(server):
             get(f"http://127.0.0.1:{free.getsockname()[1]}/")
     with pytest.raises(OSError):
         get(f"http://{'a' * 70}.example/")
+
+
+def test_a_server_without_tls_is_named_soon(server, monkeypatch):
+    slept = []
+    monkeypatch.setattr(transport, "_sleep", slept.append)
+    monkeypatch.setattr(transport, "_clock", lambda: sum(slept))
+    with pytest.raises(IoError, match=r"no TLS connection was made: .*If the server has no TLS, .* with http://"):
+        transport.send(Request("GET", f"{server.replace('http://', 'https://')}/key", subject="s3://bucket/key"))
+    assert sum(slept) < 15
 
 
 @pytest.mark.parametrize("place", ["message", "code", "request id", "location"])

@@ -57,6 +57,19 @@ Verdict without_ranges() {
           ErrorCode::kIo, EOPNOTSUPP};
 }
 
+// GCS decompresses such an object on its way, and then sends all of it.
+bool is_decompressed(const HttpHead& head) {
+  const std::string_view stored = head.header("x-goog-stored-content-encoding");
+  return !stored.empty() && stored != "identity";
+}
+
+Verdict without_stored_bytes(const HttpHead& head) {
+  return {Action::kFail,
+          "the server decompresses the object on its way, so it serves no ranges: its Content-Encoding is " +
+              printable(head.header("x-goog-stored-content-encoding")) + "; write it again without one",
+          ErrorCode::kIo, EOPNOTSUPP};
+}
+
 Verdict another_version(const std::string& how) {
   return {Action::kFail,
           "the object was replaced since it was indexed (" + how +
@@ -99,6 +112,8 @@ Verdict judge_content(const HttpHead& head, const RemoteObject& object, ObjectRa
       return wrong_answer("the server sent " + (length ? std::to_string(*length) + " bytes" : "a part of no length") +
                           " for a range of " + std::to_string(said));
     }
+  } else if (head.status == 200 && is_decompressed(head)) {
+    return without_stored_bytes(head);
   } else if (head.status == 206) {
     // No Content-Range: rclone's server answers so. Only the length can be checked.
     if (length != asked.length()) {
@@ -143,6 +158,9 @@ Verdict judge_refusal(const HttpHead& head, std::string_view body) {
     case 401:
     case 403:
       if (names_expiry(body)) return of_expiry();
+      if (names(body, "InvalidObjectState")) {
+        return {Action::kFail, text + "; the object is archived: restore it first", ErrorCode::kIo, EACCES};
+      }
       return {Action::kRetrySigned,
               text + (names(body, "RequestTimeTooSkewed")
                           ? "; set this machine's clock"
@@ -201,6 +219,9 @@ Verdict judge_failure(const HttpEnd& end) {
     case CurlApi::kNoProxyAddress:
       return {Action::kRetry, end.reason + "; check the endpoint, and the proxy in the environment", ErrorCode::kIo,
               EHOSTUNREACH};
+    case CurlApi::kTlsConnect:  // its number is that of an earlier call
+      return {Action::kRetry, end.reason + "; if the server has no TLS, begin its URL or endpoint with http://",
+              ErrorCode::kIo, EPROTONOSUPPORT};
     case CurlApi::kTimeout:
       return {Action::kRetry, end.reason, ErrorCode::kIo, ETIMEDOUT};
     case CurlApi::kUnsupportedProtocol:  // of a damaged status line, too

@@ -26,7 +26,7 @@ def exchange(
 
     Raises:
         OSError: the server cannot be reached, the connection broke, or the body is shorter than
-            the headers say: ``TimeoutError``, ``ssl.SSLCertVerificationError``,
+            the headers say: ``TimeoutError``, ``ssl.SSLCertVerificationError``, ``ssl.SSLError``,
             ``socket.gaierror`` or ``ConnectionError`` if they apply. Its ``errno`` is EINVAL if the
             URL is malformed.
         BackendUnavailable: there is no libcurl.
@@ -44,6 +44,8 @@ def _as_system_error(error: IoError) -> OSError:
     text = str(error).partition(": ")[2]
     if error.errno == errno.EACCES:
         return ssl.SSLCertVerificationError(errno.EACCES, text)
+    if error.errno == errno.EPROTONOSUPPORT:
+        return ssl.SSLError(errno.EPROTONOSUPPORT, text)
     if error.errno == errno.EHOSTUNREACH:
         return socket.gaierror(socket.EAI_NONAME, text)
     if error.errno == errno.ETIMEDOUT:

@@ -29,10 +29,12 @@ _REMEDIES = {
     "InvalidAccessKeyId": "The server does not know this access key: check the credentials and endpoint_url.",
     "InvalidBlobOrBlock": "Another program has left blocks of this blob: write it by that one, or take another name.",
     "InvalidBlockList": "Another program writes this blob too: let one write it at a time.",
-    "NoSuchBucket": "Check the name of the bucket and endpoint_url.",
+    "InvalidObjectState": "The object is archived: restore it first.",
+    "NoSuchBucket": "Check the name of the bucket, and endpoint_url, which must not name it too.",
     "ContainerNotFound": "Check the name of the container and of the account.",
+    "NoSuchKey": "Check the URL (keys are case-sensitive), and endpoint_url, which must not name the bucket too.",
     "NoSuchUpload": "The upload was aborted, or the bucket's rules have deleted it: begin it again.",
-    "PermanentRedirect": "Set the bucket's region: region= or AWS_REGION.",
+    "PermanentRedirect": "Set the bucket's region (region= or AWS_REGION), and for AWS no endpoint_url.",
     "RequestTimeTooSkewed": "Set this machine's clock.",
     "SignatureDoesNotMatch": "Check the secret key, the region and endpoint_url.",
 }
@@ -40,7 +42,8 @@ _REMEDIES_OF_STATUS = {
     301: "Set the region or endpoint_url that the server names.",
     400: "Check the region, endpoint_url and the name of the bucket.",
     401: "The server wants credentials, or other ones.",
-    403: "Check that the credentials allow this. A public bucket needs credentials='anonymous'.",
+    403: "Check that the credentials allow this, or that a signed URL has not ended. A public bucket needs "
+    "credentials='anonymous'.",
     404: "Check the URL: keys are case-sensitive.",
     405: "The server does not offer this method.",
     410: "Check the URL: keys are case-sensitive.",
@@ -142,6 +145,9 @@ def reason_of(url: str, error: OSError) -> tuple[str, str]:
     if isinstance(error, ssl.SSLCertVerificationError):
         reason = f"the certificate is not accepted: {shown_text(str(error), _MOST_TEXT)}"
         remedy = "Check the host's name, or name the authority's file in SSL_CERT_FILE."
+    elif isinstance(error, ssl.SSLError):
+        reason = f"no TLS connection was made: {shown_text(error.strerror or str(error), _MOST_TEXT)}"
+        remedy = "If the server has no TLS, begin endpoint_url or the URL with http://."
     elif isinstance(error, socket.gaierror):
         reason = f"the host {urlsplit(url).hostname} is not found"
         remedy = "Check the URL, endpoint_url, DNS, and HTTPS_PROXY if there is a proxy."

@@ -25,6 +25,7 @@ _ATTEMPT_S, _SLOWEST_BYTES_PER_S = 30.0, 500_000.0
 # The wait before a retry is drawn from 0 to FIRST * 2**n, at most MOST ("full jitter").
 _FIRST_WAIT_S, _MOST_WAIT_S = 0.1, 20.0
 # A server that was not reached once is most likely a wrong address.
+_UNREACHED = (socket.gaierror, ConnectionRefusedError, ssl.SSLError)
 _UNREACHED_S = 12.0
 _MOST_ASKED_S = 24 * 3600.0  # by a date in Retry-After
 _MOST_MOVES = 5
@@ -156,7 +157,7 @@ def send(
         except OSError as caught:
             error = caught
             wait_s, is_retried = 0.0, not _is_final(caught)
-            was_reached = was_reached or not isinstance(caught, (socket.gaierror, ConnectionRefusedError))
+            was_reached = was_reached or not isinstance(caught, _UNREACHED)
             limit_s = deadline_s if was_reached else min(deadline_s, _UNREACHED_S)
         else:
             was_reached, limit_s = True, deadline_s

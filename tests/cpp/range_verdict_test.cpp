@@ -132,6 +132,30 @@ const std::vector<Case>& cases() {
        ErrorCode::kIo,
        EOPNOTSUPP,
        "does not serve ranges"},
+      {"an object that is decompressed on its way",
+       200,
+       {"X-Goog-Stored-Content-Encoding: gzip", "X-Goog-Stored-Content-Length: 1000", "Transfer-Encoding: chunked"},
+       "",
+       Action::kFail,
+       ErrorCode::kIo,
+       EOPNOTSUPP,
+       "its Content-Encoding is gzip"},
+      {"the same, of a length",
+       200,
+       {"X-Goog-Stored-Content-Encoding: gzip", "Content-Length: 5000"},
+       "",
+       Action::kFail,
+       ErrorCode::kIo,
+       EOPNOTSUPP,
+       "write it again without one"},
+      {"the whole object of GCS, as it is stored",
+       200,
+       {"X-Goog-Stored-Content-Encoding: identity", "Content-Length: 1000"},
+       "",
+       Action::kFail,
+       ErrorCode::kIo,
+       EOPNOTSUPP,
+       "does not serve ranges"},
       {"200 of no length", 200, {}, "", Action::kFail, ErrorCode::kIo, EOPNOTSUPP},
       {"another size",
        206,
@@ -179,6 +203,14 @@ const std::vector<Case>& cases() {
        ErrorCode::kIo,
        EACCES,
        "clock"},
+      {"403 of an archive",
+       403,
+       {},
+       error_body("InvalidObjectState"),
+       Action::kFail,
+       ErrorCode::kIo,
+       EACCES,
+       "restore it first"},
       {"404", 404, {}, error_body("NoSuchKey"), Action::kFail, ErrorCode::kNotFound, ENOENT, "NoSuchKey (Said so.)"},
       {"405", 405, {}, "", Action::kFail, ErrorCode::kIo, EIO},
       {"408", 408, {}, "", Action::kRetry, ErrorCode::kIo, EIO},
@@ -290,6 +322,8 @@ TEST(RangeVerdict, FailuresOfConnectionsAreTriedAgainAndThoseOfTrustAreNot) {
     EXPECT_EQ(judge_failure({code, "why", 0}).action, Action::kFail) << code;
   }
   EXPECT_NE(judge_failure({CurlApi::kCertificateRefused, "why", 0}).reason.find("SSL_CERT_FILE"), std::string::npos);
+  EXPECT_NE(judge_failure({CurlApi::kTlsConnect, "why", 0}).reason.find("http://"), std::string::npos);
+  EXPECT_EQ(judge_failure({CurlApi::kTlsConnect, "why", ECONNREFUSED}).system_errno, EPROTONOSUPPORT);
   EXPECT_EQ(judge_failure({CurlApi::kReceiveError, "why", ECONNRESET}).system_errno, ECONNRESET);
 }
 
