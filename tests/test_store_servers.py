@@ -224,6 +224,13 @@ def test_an_access_that_has_expired_is_refused(seaweedfs):
         get(access, 0, 2)
 
 
+def test_a_server_takes_requests_that_the_requester_pays_for(seaweedfs):
+    store = store_of(seaweedfs, requester_pays=True)
+    store.put("payed/a b", b"content")
+    assert listed(store, "payed/") == ["payed/a b"] and store.head("payed/a b").size_bytes == 7
+    assert get(store.access("payed/a b"), 0, 6)[0] == b"content"
+
+
 def test_googles_stand_in_is_listed_and_read(gcs):
     store = store_of(gcs)
     for key in ("g/a b", "g/ü", "g/d/c"):

@@ -1,5 +1,6 @@
 """Stores without a server: the requests they send, and what they make of any answer."""
 
+import errno
 import hashlib
 import re
 import time
@@ -13,6 +14,7 @@ from gdsdata.checkpoint.urls import plain_path
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.formats.listing import sources_of
 from gdsdata.io import remote_access
+from gdsdata.storage import transport
 from gdsdata.storage.location import Location, local_folder, local_path, location_of
 from gdsdata.storage.store import ObjectInfo
 from gdsdata.storage.stores import azure, configure, gcs, s3, store_of, web
@@ -67,6 +69,10 @@ def test_an_access_is_signed_for_as_long_as_the_keys_live(serve):
         (s3, "s3", "bucket", {"addressing": "dns"}, "choose 'auto', 'path' or 'virtual'"),
         (s3, "s3", "user@evil", {}, "a bucket's name"),
         (s3, "s3", "b", {}, "a bucket's name is 2 to 255"),
+        (s3, "s3", "b--usw2-az1--x-s3", {}, "is a directory bucket (S3 Express One Zone), and gdsdata does not sign"),
+        (s3, "s3", "b--usw2-az1--xa-s3", {}, "is a directory bucket"),
+        (s3, "s3", "arn:aws:s3:us-west-2:1:accesspoint", {}, "name an access point by its alias, which is"),
+        (s3, "s3", "b", {"requester_pays": "yes"}, "requester_pays of s3 is a str, but should be a bool"),
         (gcs, "gs", "UPPER", {}, "a bucket's name"),
         (azure, "az", "container", {}, "AZURE_STORAGE_ACCOUNT"),
         (azure, "az", "container@evil/", {}, "small letters"),
@@ -190,6 +196,37 @@ def test_a_region_that_nothing_names_is_asked_for(serve):
     store = s3_store(region=None)
     assert store.access("key").url.startswith("https://bucket.s3.sa-east-1.amazonaws.com/key?")
     assert [(method, headers) for method, _, headers, _ in server.requests] == [("HEAD", {})]
+
+
+def test_a_region_that_cannot_be_asked_for_can_be_named(serve, monkeypatch):
+    """Networks without a way to the Internet reach S3 in their own region alone."""
+    waited = []
+
+    def answer(*_):
+        waited.append(30.0)
+        raise TimeoutError(errno.ETIMEDOUT, "no way")
+
+    server = serve(answer)
+    monkeypatch.setattr(transport, "_clock", lambda: sum(waited))
+    with pytest.raises(IoError, match=r"HEAD .*no answer came in time.* the region: region= or AWS_REGION") as caught:
+        s3_store(region=None).access("key")
+    assert caught.value.errno == errno.ETIMEDOUT and caught.value.path == "s3://bucket"
+    assert len(server.requests) == 1
+
+
+def test_every_request_says_that_the_requester_pays(serve):
+    bucket = Bucket(True)
+    server = serve(bucket)
+    store = s3_store(requester_pays=True)
+    store.upload("key", 5).send(0, memoryview(b"12345"))
+    bucket.objects["/key"] = b"12345"
+    store.head("key")
+    for _, _, headers, _ in server.requests:
+        assert headers["x-amz-request-payer"] == "requester"
+        assert "x-amz-request-payer" in headers["authorization"].partition("SignedHeaders=")[2]
+    query = dict(parse_qsl(urlsplit(store.access("key").url).query))
+    assert query["x-amz-request-payer"] == "requester" and query["X-Amz-Signature"]
+    assert "payer" not in s3_store().access("key").url
 
 
 def test_a_server_of_ones_own_sends_nobody_elsewhere(serve):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,6 +10,7 @@ from datetime import datetime, timezone
 from typing import Any
 from urllib.parse import urlsplit
 
+from gdsdata.errors import IoError
 from gdsdata.fork_safe import fork_safe_lock
 from gdsdata.storage import aws_chain, credentials, failures, sigv4, transport, xml_document
 from gdsdata.storage.options import check_options, checked_endpoint
@@ -22,10 +24,14 @@ OPTIONS: dict[str, type | tuple[type, ...]] = {
     "region": str,
     "profile": str,
     "addressing": str,
+    "requester_pays": bool,
     "credentials": object,
 }
 _DEFAULT_REGION = "us-east-1"
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
+_ASKING_S = 30.0  # for a region: a network without a way to the Internet answers nothing
+# The ends of names of directory buckets, and of their access points. They want sessions.
+_OF_EXPRESS = ("--x-s3", "--xa-s3")
 _HOST_LABEL = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 _REGION = re.compile(r"[a-z0-9-]{1,40}")
 
@@ -37,11 +43,14 @@ def make(bucket: str, scheme: str, options: Mapping[str, Any]) -> S3Store:
         options: ``endpoint_url`` (a server other than AWS), ``region``, ``profile`` (of the shared
             files), ``credentials`` (see `gdsdata.storage.credentials.given`), and ``addressing``:
             "virtual" (the bucket in the host's name), "path", or "auto": virtual for AWS.
+            ``requester_pays``: the bucket's owner wants that, and you agree.
 
     Raises:
         ValueError: an option or the bucket's name is wrong.
     """
     check_options(scheme, options, OPTIONS)
+    if bucket.startswith("arn:"):
+        raise ValueError(f"{scheme}://{bucket}: name an access point by its alias, which is a bucket's name")
     if not _BUCKET.fullmatch(bucket):
         raise ValueError(f"{scheme}://{bucket}: a bucket's name is 2 to 255 letters, digits, '.', '-' and '_'")
     addressing = options.get("addressing") or "auto"
@@ -53,6 +62,11 @@ def make(bucket: str, scheme: str, options: Mapping[str, Any]) -> S3Store:
     if options.get("endpoint_url"):
         endpoint, source = options["endpoint_url"], "endpoint_url"
     url = f"{scheme}://{bucket}"
+    if bucket.endswith(_OF_EXPRESS) and not endpoint:
+        raise ValueError(
+            f"{url}: is a directory bucket (S3 Express One Zone), and gdsdata does not sign for these: copy the "
+            "objects to a general purpose bucket"
+        )
     return S3Store(
         bucket,
         credentials.given(options.get("credentials"), [Keys], scheme)
@@ -60,6 +74,7 @@ def make(bucket: str, scheme: str, options: Mapping[str, Any]) -> S3Store:
         checked_endpoint(endpoint, source) if endpoint else "",
         options.get("region") or aws_chain.region_of(profile),
         addressing,
+        bool(options.get("requester_pays")),
     )
 
 
@@ -69,16 +84,24 @@ class S3Store(XmlStore):
     Args:
         endpoint: of a server other than AWS, or "".
         region: "" if nothing names it. Then AWS is asked once.
+        requester_pays: each request says so.
     """
 
     metadata_prefix = "x-amz-meta-"
 
     def __init__(
-        self, bucket: str, secrets: credentials.Credentials, endpoint: str, region: str, addressing: str
+        self,
+        bucket: str,
+        secrets: credentials.Credentials,
+        endpoint: str,
+        region: str,
+        addressing: str,
+        requester_pays: bool,
     ) -> None:
         super().__init__("s3", bucket, secrets)
         self._endpoint = endpoint
         self._region = region or (_DEFAULT_REGION if endpoint else "")
+        self._payer = {"x-amz-request-payer": "requester"} if requester_pays else {}
         self._asking = fork_safe_lock()
         is_label = _HOST_LABEL.fullmatch(bucket) is not None
         self._is_virtual = addressing == "virtual" or (addressing == "auto" and not endpoint and is_label)
@@ -104,9 +127,8 @@ class S3Store(XmlStore):
         secret = self.secrets.current()
         if not isinstance(secret, Keys):
             return request
-        headers = sigv4.with_headers(
-            sigv4.AWS, request.method, request.url, request.headers, secret, self.region, _utc_now()
-        )
+        headers = {**request.headers, **self._payer}
+        headers = sigv4.with_headers(sigv4.AWS, request.method, request.url, headers, secret, self.region, _utc_now())
         return replace(request, headers=headers)
 
     def signed_access(self, url: str) -> Access:
@@ -116,6 +138,8 @@ class S3Store(XmlStore):
             return Access(url, {}, MOST_ACCESS_S)
         now = _utc_now()
         lifetime_s = int(secret.lifetime_s(now.timestamp(), MOST_ACCESS_S))
+        if self._payer:
+            url += f"?{sigv4.query_of(self._payer)}"
         return Access(sigv4.with_query(sigv4.AWS, "GET", url, secret, self.region, now, lifetime_s), {}, lifetime_s)
 
     def payload_headers(self, sha256: str) -> dict[str, str]:
@@ -153,7 +177,11 @@ class S3Store(XmlStore):
         """Ask AWS for the region of the bucket: each answer has it, also a refusal."""
         url = _at("https://s3.amazonaws.com", self.bucket, self._is_virtual)
         request = Request("HEAD", url, subject=f"s3://{self.bucket}")
-        response = transport.send(request, accept=(301, 307, 400, 403))
+        try:
+            response = transport.send(request, accept=(301, 307, 400, 403), deadline_s=_ASKING_S)
+        except IoError as error:
+            message = f"{error} If this network does not reach it, name the region: region= or AWS_REGION."
+            raise IoError(error.errno or errno.EIO, message, request.subject) from None
         return _region_in(response) or _DEFAULT_REGION
 
 
