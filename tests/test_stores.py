@@ -134,12 +134,29 @@ def test_an_azure_account_is_named_in_the_url():
 
 @pytest.mark.parametrize("url", ["gcs://b/run", "s3a://x/y", "S3://b/k", "hf://a/b?token=1", "x+y.z-1://"])
 def test_a_url_of_an_unknown_scheme_is_refused_with_those_that_are_known(url):
-    words = f"^'{re.escape(url.partition('?')[0])}' has no scheme .* a URL of s3://, gs://, az://, http.* or file://$"
+    words = f"^'{re.escape(url.partition('?')[0])}' has no scheme .* a URL of s3://, gs://, az://, http.* or file://"
     for refuses in (local_path, location_of):
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=words) as caught:
             refuses(url)
+        assert "token" not in str(caught.value)
     with pytest.raises(ValueError, match="^cache='.*' is a URL: give a local folder$"):
         local_folder("cache", url)
+
+
+@pytest.mark.parametrize(
+    ("url", "advice"),
+    [
+        ("s3a://bucket/a", "Write s3://bucket/a"),
+        ("GS://bucket/a", "Write gs://bucket/a"),
+        ("gcs://bucket/a?x", "Write gs://bucket/a"),
+        ("abfss://c@acc.dfs.core.windows.net/a", "Write az://c@acc.dfs.core.windows.net/a"),
+        ("hf://datasets/u/n/a.tar", "is https://huggingface.co/datasets/USER/NAME/resolve/main/FILE"),
+        ("oci://bucket/a", "or file://"),
+    ],
+)
+def test_a_scheme_by_which_other_programs_know_a_store_is_refused_with_its_name_here(url, advice):
+    with pytest.raises(ValueError, match=f"{re.escape(advice)}$"):
+        local_path(url)
 
 
 @pytest.mark.parametrize("url", ["s3://bucket/run", "az://c/run", "https://h/a.tar", "file:///a"])
@@ -316,6 +333,7 @@ def test_a_small_object_is_written_without_a_checksum_that_the_server_refuses(se
     sent = [headers for _, _, headers, _ in server.requests]
     assert ["x-amz-checksum-crc32c" in headers for headers in sent] == [True, False, False]
     assert all(headers["x-amz-content-sha256"] == hashlib.sha256(b"content").hexdigest() for headers in sent)
+    assert [headers.get("content-md5") for headers in sent] == [None] + ["mgNkuembtIDdJeHwKEyFVQ=="] * 2
 
 
 def test_a_small_object_that_was_damaged_on_its_way_is_sent_again_with_its_checksum(serve):

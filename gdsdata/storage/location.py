@@ -14,6 +14,9 @@ from gdsdata.errors import IoError
 _URL = re.compile(r"(?:s3|gs|az|https?)://")
 SCHEMES = ("s3", "gs", "az", "http", "https")
 _KNOWN = tuple(f"{scheme}://" for scheme in SCHEMES)
+# Names that other programs have for these schemes, and a place that they have a scheme for.
+_OTHER_NAMES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "wasb": "az", "wasbs": "az"}
+_OF_HUB = "https://huggingface.co/datasets/USER/NAME/resolve/main/FILE"
 _ANY_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 # As pathlib writes a URL: it takes the second slash for a superfluous one.
 _SHORTENED = re.compile(r"(s3|gs|az|https?|file):/(?!/)")
@@ -123,4 +126,11 @@ def location_of(url: str) -> Location:
 
 def _unknown(url: str) -> ValueError:
     shown, known = url.partition("?")[0], ", ".join(_KNOWN)
-    return ValueError(f"{shown!r} has no scheme that gdsdata knows: give a path, or a URL of {known} or file://")
+    scheme, _, rest = shown.partition("://")
+    own = _OTHER_NAMES.get(scheme.lower(), scheme.lower())
+    advice = f". Write {own}://{rest}" if own in SCHEMES else ""
+    if scheme.lower() == "hf":
+        advice = f". A file of the Hugging Face Hub is {_OF_HUB}"
+    return ValueError(
+        f"{shown!r} has no scheme that gdsdata knows: give a path, or a URL of {known} or file://{advice}"
+    )

@@ -45,7 +45,7 @@ class XmlStore(SigningStore, ABC):
         self.scheme = scheme
         self.bucket = bucket
         self._deletes_many = True  # until the server refuses it
-        self._puts_crc32c = True  # the same
+        self._puts_crc32c = True  # the same; then with an MD5
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.scheme}://{self.bucket})"
@@ -178,16 +178,17 @@ class XmlStore(SigningStore, ABC):
 
     def put(self, key: str, body: bytes | memoryview) -> ObjectInfo:
         """Write a small object whole."""
-        headers = self.payload_headers(checksums.sha256_hex(body))
-        with_checksum = {**headers, **self.crc32c_headers(checksums.crc32c_base64(body))}
+        signed = self.payload_headers(checksums.sha256_hex(body))
+        by_crc32c = {**signed, **self.crc32c_headers(checksums.crc32c_base64(body))}
+        by_md5 = {**signed, "content-md5": checksums.md5_base64(body)}
         may_refuse = self._puts_crc32c and bool(self.begin_headers())
-        request = self.request("PUT", key, headers=with_checksum if self._puts_crc32c else headers, body=body)
+        request = self.request("PUT", key, headers=by_crc32c if self._puts_crc32c else by_md5, body=body)
         response = self.send(request, accept=(400, 501) if may_refuse else ())
-        if response.status >= 400:
-            if not transport.is_of_damage(response):  # the server does not know the checksum, or refuses the object
-                request = self.request("PUT", key, headers=headers, body=body)
+        if response.status >= 400:  # perhaps the server does not know the checksum
+            is_damage = transport.is_of_damage(response)
+            request = self.request("PUT", key, headers=by_crc32c if is_damage else by_md5, body=body)
             response = self.send(request)
-            self._puts_crc32c = request.headers == with_checksum
+            self._puts_crc32c = is_damage
         return ObjectInfo(self.url_of(key), memoryview(body).nbytes, written_tag(request, response))
 
     def upload(self, key: str, size_bytes: int) -> XmlUpload:
