@@ -44,6 +44,13 @@ class RangeRead::Attempt final : public HttpReceiver {
     window_.leave(throttled_);
   }
 
+  // Begins where an earlier redirect led, if there was one.
+  bool begin() {
+    std::string kept = owner_.object_->redirect();
+    is_at_kept_redirect_ = !kept.empty();
+    return start(is_at_kept_redirect_ ? std::move(kept) : owner_.access_->url);
+  }
+
   bool start(std::string url) {
     HttpRequest request = owner_.request_for(url);
     request.fresh_connection = fresh_connection_;
@@ -58,6 +65,7 @@ class RangeRead::Attempt final : public HttpReceiver {
     verdict_ = judge_content(head_, *owner_.object_, owner_.left());
     if (verdict_.action != Verdict::Action::kTake) return false;
     owner_.object_->set_etag(head_.header("etag"));
+    if (hops_ > 0) owner_.object_->keep_redirect(url_);
     owner_.shard_.first_bytes.add(std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - begun_));
     return owner_.take_first_byte(*this);
   }
@@ -122,6 +130,10 @@ class RangeRead::Attempt final : public HttpReceiver {
     if (verdict.action != Verdict::Action::kTake)
       verdict.reason = without_words(std::move(verdict.reason), secret_words(*owner_.access_));
     throttled_ = verdict.action == Verdict::Action::kRetryThrottled;
+    if (is_at_kept_redirect_ && verdict.action != Verdict::Action::kTake && !throttled_) {
+      owner_.object_->drop_redirect(verdict.action != Verdict::Action::kRetry);
+      verdict.action = Verdict::Action::kRetry;  // the access itself was not refused
+    }
     owner_.attempt_ended(*this, std::move(verdict));
   }
 
@@ -149,6 +161,7 @@ class RangeRead::Attempt final : public HttpReceiver {
   const Clock::time_point begun_;
   HttpReactor::Exchange exchange_ = HttpReactor::kNone;
   std::string url_;    // after redirects
+  bool is_at_kept_redirect_ = false;
   unsigned hops_ = 0;  // redirects; it keeps its place in the first host's window
   HttpHead head_;
   std::string reason_;
@@ -230,7 +243,7 @@ std::unique_ptr<RangeRead::Attempt> RangeRead::make_attempt(bool fresh_connectio
   }
   ++shard_.started;
   client_->statistics().requests.fetch_add(1, std::memory_order_relaxed);
-  return attempt->start(access_->url) ? std::move(attempt) : nullptr;
+  return attempt->begin() ? std::move(attempt) : nullptr;
 }
 
 void RangeRead::start_attempt() {
@@ -287,6 +300,7 @@ void RangeRead::end_stalled_attempt() {
     if (*one != nullptr) note_end_of(**one);
     one->reset();
   }
+  object_->drop_redirect(/*is_refused=*/false);  // its server may be dead
   doubts_connections_ = true;
   retry({Verdict::Action::kRetry, "the server sent nothing for " + patience + " ms, or too little by the deadline",
          ErrorCode::kIo, ETIMEDOUT});

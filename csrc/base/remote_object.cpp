@@ -16,6 +16,11 @@ namespace {
 // An access that expires within this time is not used for a new request.
 constexpr std::chrono::seconds kAccessMargin{60};
 
+// A redirect is used again for so long. Signed URLs of the Hugging Face Hub live for an hour.
+constexpr std::chrono::seconds kRedirectLife{300};
+// After so many that were refused, redirects of an object are taken to serve one request each.
+constexpr unsigned kMostRedirectsRefused = 3;
+
 constexpr std::array<std::string_view, 5> kSchemes = {"s3://", "gs://", "az://", "http://", "https://"};
 
 // Shorter words, such as a number of seconds, are parts of other ones.
@@ -135,6 +140,7 @@ void RemoteObject::grant(ObjectAccess access) {
     access_ = granted;
     granted_ = std::chrono::steady_clock::now();
     is_refused_ = false;
+    redirect_.clear();
   }
   answer(granted, std::nullopt);
 }
@@ -158,6 +164,24 @@ std::string RemoteObject::etag() const {
 void RemoteObject::set_etag(std::string_view etag) {
   std::lock_guard lock(mutex_);
   if (etag_.empty()) etag_ = etag;
+}
+
+std::string RemoteObject::redirect() const {
+  std::lock_guard lock(mutex_);
+  return redirect_.empty() || std::chrono::steady_clock::now() >= redirect_ends_ ? std::string() : redirect_;
+}
+
+void RemoteObject::keep_redirect(std::string url) {
+  std::lock_guard lock(mutex_);
+  if (redirects_refused_ >= kMostRedirectsRefused) return;
+  redirect_ = std::move(url);
+  redirect_ends_ = std::chrono::steady_clock::now() + kRedirectLife;
+}
+
+void RemoteObject::drop_redirect(bool is_refused) {
+  std::lock_guard lock(mutex_);
+  if (is_refused && !redirect_.empty()) ++redirects_refused_;
+  redirect_.clear();
 }
 
 void AccessDesk::ask(std::shared_ptr<RemoteObject> object) {

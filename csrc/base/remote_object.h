@@ -72,6 +72,13 @@ class RemoteObject : public std::enable_shared_from_this<RemoteObject> {
   std::string etag() const;
   void set_etag(std::string_view etag);
 
+  // Where a redirect of this access led, so that not each range asks for it: the Hugging Face Hub
+  // counts them. Empty: nowhere, or it is too old.
+  std::string redirect() const;
+  void keep_redirect(std::string url);
+  // Forgets it, because a request there was refused, or failed otherwise.
+  void drop_redirect(bool is_refused);
+
  private:
   void answer(const std::shared_ptr<const ObjectAccess>& access, const std::optional<Error>& error);
 
@@ -84,6 +91,9 @@ class RemoteObject : public std::enable_shared_from_this<RemoteObject> {
   std::string etag_;
   std::chrono::steady_clock::time_point granted_;  // access_, or the one before
   bool is_refused_ = false;
+  std::string redirect_;
+  std::chrono::steady_clock::time_point redirect_ends_;
+  unsigned redirects_refused_ = 0;
 };
 
 // Objects whose access somebody waits for. A thread of Python takes them and answers.

@@ -56,6 +56,44 @@ TEST_F(RangeAttempts, ARedirectOnTheSameServerKeepsThem) {
   EXPECT_NE(server_->log()[1].head.find("GET /elsewhere "), std::string::npos);
 }
 
+TEST_F(RangeAttempts, ARedirectIsAskedForOnceForManyRanges) {
+  RangeServer* self = nullptr;
+  RangeServer other(random_bytes(kSize, 28), [&](const Asked& asked) { return self->usual(asked); });
+  self = &other;
+  serve([&](const RangeServer&, const Asked&) { return redirect_to(other.url()); });
+  for (int i = 0; i < 5; ++i) expect_right(read());
+  EXPECT_EQ(server_->requests(), 1U);
+  EXPECT_EQ(other.requests(), 5U);
+}
+
+TEST_F(RangeAttempts, ARedirectThatHasEndedIsAskedForAgain) {
+  serve([](const RangeServer& server, const Asked& asked) {
+    if (asked.head.find("GET /elsewhere") == std::string::npos) {
+      return redirect_to("/elsewhere" + std::to_string(asked.number));
+    }
+    if (asked.number >= 2 && asked.head.find("GET /elsewhere0 ") != std::string::npos) {
+      return Answer{"HTTP/1.1 403 x\r\nContent-Length: 0\r\n\r\n", {}};
+    }
+    return server.usual(asked);
+  });
+  for (int i = 0; i < 3; ++i) expect_right(read());
+  EXPECT_EQ(server_->requests(), 6U);  // the redirect, two ranges there, one of them refused; and again
+}
+
+TEST_F(RangeAttempts, RedirectsThatServeOneRequestEachAreSoonAskedForEachTime) {
+  std::string served;
+  serve([&](const RangeServer& server, const Asked& asked) {
+    const size_t begin = asked.head.find("GET /once");
+    if (begin == std::string::npos) return redirect_to("/once" + std::to_string(asked.number));
+    const std::string place = asked.head.substr(begin, asked.head.find(' ', begin + 4) + 1 - begin);
+    if (served.find(place) != std::string::npos) return Answer{"HTTP/1.1 410 x\r\nContent-Length: 0\r\n\r\n", {}};
+    served += place;
+    return server.usual(asked);
+  });
+  for (int i = 0; i < 10; ++i) expect_right(read());
+  EXPECT_EQ(server_->requests(), 10U * 2 + 3);
+}
+
 TEST_F(RangeAttempts, ARedirectWithoutAnEndIsAnError) {
   serve([](const RangeServer& server, const Asked&) { return redirect_to(server.url()); });
   const Error error = expect_error(read(), ErrorCode::kIo);
