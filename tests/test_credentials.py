@@ -427,6 +427,23 @@ def test_names_of_sections_are_quoted_and_spaced_as_awss_tools_write_them(monkey
     assert aws_chain.endpoint_of(aws_chain.read_profile())[0] == "http://s.example"
 
 
+def test_a_profile_says_whether_the_bucket_is_in_the_hosts_name(monkeypatch, tmp_path):
+    """Some services, such as Alibaba's and Tencent's, refuse buckets in the path."""
+    text = "[default]\nregion = r\ns3 =\n    max_queue_size = 10\n    addressing_style = {}\n"
+    options = {"endpoint_url": "https://h", "credentials": "anonymous"}
+    for style, url in (
+        ("virtual", "https://bucket.h/k"),
+        ("path", "https://h/bucket/k"),
+        ("auto", "https://h/bucket/k"),
+    ):
+        write(tmp_path, text.format(style))
+        assert s3.make("bucket", "s3", options).address("k") == url
+    assert s3.make("bucket", "s3", {**options, "addressing": "virtual"}).address("k") == "https://bucket.h/k"
+    write(tmp_path, text.format("upside-down"))
+    with pytest.raises(ValueError, match="addressing_style of the profile default='upside-down': choose 'auto'"):
+        s3.make("bucket", "s3", options)
+
+
 def test_a_profile_may_ignore_configured_endpoints_unless_the_environment_says_otherwise(monkeypatch, tmp_path):
     write(tmp_path, "[default]\nendpoint_url = http://one.example\nignore_configured_endpoint_urls = true\n")
     profile = aws_chain.read_profile()

@@ -179,6 +179,9 @@ def test_a_malformed_url_is_final_and_named(monkeypatch):
     [
         (301, "PermanentRedirect", "region= or AWS_REGION.*no endpoint_url"),
         (403, "InvalidObjectState", "archived: restore it"),
+        (403, "SecondLevelDomainForbidden", "addressing=.virtual., or addressing_style of the AWS profile"),
+        (403, "PathStyleDomainForbidden", "addressing=.virtual."),
+        (403, "InvalidPathAccess", "addressing=.virtual."),
         (403, "AccessDenied", "a signed URL has not ended"),
         (404, "NoSuchKey", "endpoint_url, which must not name the bucket"),
         (404, "NoSuchBucket", "endpoint_url, which must not name it"),

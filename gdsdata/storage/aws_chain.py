@@ -56,6 +56,11 @@ class Profile:
         """Its region, or ""."""
         return self.values.get("region", "")
 
+    @property
+    def addressing_style(self) -> str:
+        """How S3's buckets are addressed, or ""."""
+        return _nested(self.values.get("s3", ""), "addressing_style")
+
 
 def read_profile(name: str | None = None) -> Profile:
     """Return a profile: ``name``, that of AWS_PROFILE, or "default". An empty one if there is none.
@@ -246,10 +251,14 @@ def _by_plain_name(config: configparser.RawConfigParser) -> Mapping[str, Mapping
 def _endpoint_of(config: Mapping[str, Mapping[str, str]], values: dict[str, str]) -> str:
     """Return the endpoint of S3: of the profile's ``services`` section, or its own."""
     section = f"services {values.get('services', '')}"
-    if section in config:
-        nested = config[section].get("s3", "")
-        for line in nested.splitlines():
-            name, _, value = line.partition("=")
-            if name.strip() == "endpoint_url":
-                return value.strip()
-    return values.get("endpoint_url", "")
+    own = _nested(config[section].get("s3", ""), "endpoint_url") if section in config else ""
+    return own or values.get("endpoint_url", "")
+
+
+def _nested(lines: str, name: str) -> str:
+    """Return a value of a setting with settings of its own, one a line; "" if it is not there."""
+    for line in lines.splitlines():
+        key, _, value = line.partition("=")
+        if key.strip() == name:
+            return value.strip()
+    return ""

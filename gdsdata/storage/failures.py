@@ -22,6 +22,7 @@ _REQUEST_IDS = ("x-amz-request-id", "x-ms-request-id", "x-guploader-uploadid", "
 # Signatures in a query. Servers repeat URLs in messages.
 _SIGNED = re.compile(r"(?i)\b(sig|signature|(?:x-(?:amz|goog)-|aws|google)[\w-]+)=[^&\s\"'<>]+")
 
+_VIRTUAL = "Set addressing='virtual', or addressing_style of the AWS profile: the bucket belongs into the host's name."
 _REMEDIES = {
     "AuthorizationHeaderMalformed": "Set the bucket's region: region= or AWS_REGION.",
     "EntityTooLarge": "Write a smaller object.",
@@ -29,13 +30,16 @@ _REMEDIES = {
     "InvalidAccessKeyId": "The server does not know this access key: check the credentials and endpoint_url.",
     "InvalidBlobOrBlock": "Another program has left blocks of this blob: write it by that one, or take another name.",
     "InvalidBlockList": "Another program writes this blob too: let one write it at a time.",
+    "InvalidPathAccess": _VIRTUAL,
     "InvalidObjectState": "The object is archived: restore it first.",
     "NoSuchBucket": "Check the name of the bucket, and endpoint_url, which must not name it too.",
     "ContainerNotFound": "Check the name of the container and of the account.",
     "NoSuchKey": "Check the URL (keys are case-sensitive), and endpoint_url, which must not name the bucket too.",
     "NoSuchUpload": "The upload was aborted, or the bucket's rules have deleted it: begin it again.",
+    "PathStyleDomainForbidden": _VIRTUAL,
     "PermanentRedirect": "Set the bucket's region (region= or AWS_REGION), and for AWS no endpoint_url.",
     "RequestTimeTooSkewed": "Set this machine's clock.",
+    "SecondLevelDomainForbidden": _VIRTUAL,
     "SignatureDoesNotMatch": "Check the secret key, the region and endpoint_url.",
 }
 _REMEDIES_OF_STATUS = {

@@ -53,11 +53,13 @@ def make(bucket: str, scheme: str, options: Mapping[str, Any]) -> S3Store:
         raise ValueError(f"{scheme}://{bucket}: name an access point by its alias, which is a bucket's name")
     if not _BUCKET.fullmatch(bucket):
         raise ValueError(f"{scheme}://{bucket}: a bucket's name is 2 to 255 letters, digits, '.', '-' and '_'")
-    addressing = options.get("addressing") or "auto"
-    if addressing not in ("auto", "path", "virtual"):
-        raise ValueError(f"addressing={addressing!r}: choose 'auto', 'path' or 'virtual'")
     profile_name = options.get("profile")
     profile = aws_chain.read_profile(profile_name)
+    addressing, source = options.get("addressing"), "addressing"
+    if not addressing:
+        addressing, source = profile.addressing_style or "auto", f"addressing_style of the profile {profile.name}"
+    if addressing not in ("auto", "path", "virtual"):
+        raise ValueError(f"{source}={addressing!r}: choose 'auto', 'path' or 'virtual'")
     endpoint, source = aws_chain.endpoint_of(profile)
     if options.get("endpoint_url"):
         endpoint, source = options["endpoint_url"], "endpoint_url"
