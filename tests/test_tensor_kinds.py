@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.nn.attention.bias
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -24,6 +25,7 @@ from torch.testing._internal.subclasses import WrapperSubclass
 from torch.testing._internal.two_tensor import TwoTensor
 
 import gdsdata
+import gdsdata.safetensors
 from gdsdata.checkpoint.open_file import OpenFile
 from gdsdata.checkpoint.torch_zip import archive_reader
 from gdsdata.checkpoint.torch_zip.archive import open_archive
@@ -476,6 +478,77 @@ def test_tensors_of_zeros_without_memory_are_never_read_into(tmp_path):
     dcp.save(saved, storage_writer=gdsdata.GDSStorageWriter(tmp_path / "dcp"))
     with pytest.raises(CheckpointException, match="ZeroTensors are immutable"):
         dcp.load(target, storage_reader=gdsdata.GDSStorageReader(tmp_path / "dcp"))
+
+
+def freed_tensor() -> torch.Tensor:
+    """Return a tensor as FSDP leaves a parameter between two uses."""
+    tensor = torch.ones(300, 300)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+FREED_FILES = [("torchs.pt", "torchs"), ("hooked.pt", "archive")]
+FREED = "^it has a shape and no memory to {}, because its storage was freed"
+
+
+def by_async_checkpointer(state: Any, folder: Any) -> None:
+    with gdsdata.AsyncCheckpointer(folder) as checkpointer:
+        checkpointer.save(1, state).result()
+
+
+@pytest.mark.parametrize(
+    "save",
+    [
+        lambda state, folder: gdsdata.save(state, folder / "x.pt"),
+        lambda state, folder: gdsdata.save(state, folder / "x.safetensors"),
+        lambda state, folder: by_async_checkpointer(state, folder / "async"),
+        lambda state, folder: gdsdata.safetensors.save_file(state, folder / "x.safetensors"),
+        lambda state, folder: dcp.save(state, storage_writer=gdsdata.GDSStorageWriter(folder / "dcp")),
+    ],
+    ids=["pt", "safetensors", "AsyncCheckpointer", "save_file", "dcp"],
+)
+def test_no_way_of_saving_writes_what_lies_where_a_tensors_memory_was(tmp_path, save):
+    with pytest.raises((ValueError, CheckpointException, SafetensorError)) as caught:
+        save({"it": freed_tensor(), "behind": values(3)}, tmp_path)
+    if isinstance(caught.value, ValueError):
+        assert re.match(FREED.format("save"), str(caught.value))
+    elif isinstance(caught.value, CheckpointException):
+        assert re.search(FREED.format("save").lstrip("^"), str(caught.value))
+    assert {path.suffix for path in tmp_path.rglob("*") if path.is_file()} <= {".lock"}
+
+
+def test_hooks_save_a_tensor_whose_memory_was_freed_as_torch_does(tmp_path):
+    torch_save({"it": freed_tensor()}, tmp_path / "torchs.pt")
+    with gdsdata.torch_hooks():
+        torch.save({"it": freed_tensor()}, tmp_path / "hooked.pt")
+    sizes = [zipfile.ZipFile(tmp_path / name).getinfo(f"{folder}/data/0").file_size for name, folder in FREED_FILES]
+    assert sizes == [0, 0]
+
+
+def test_nothing_is_read_into_a_tensor_whose_memory_was_freed(tmp_path):
+    saved = {"behind": torch.ones(3), "it": torch.ones(300, 300)}
+    state = {"behind": torch.zeros(3), "it": freed_tensor()}
+    for name in ("x.pt", "x.safetensors"):
+        gdsdata.save(saved, tmp_path / name)
+        with pytest.raises(ValueError, match=FREED.format("fill from '.*'")):
+            gdsdata.load(tmp_path / name, into=state)
+    with gdsdata.AsyncCheckpointer(tmp_path / "async") as checkpointer:
+        checkpointer.save(1, saved).result()
+        with pytest.raises(ValueError, match=FREED.format("fill from '.*'")):
+            checkpointer.restore(state)
+    dcp.save(saved, storage_writer=gdsdata.GDSStorageWriter(tmp_path / "dcp"))
+    with pytest.raises(CheckpointException, match=FREED.format("fill").lstrip("^")):
+        dcp.load(state, storage_reader=gdsdata.GDSStorageReader(tmp_path / "dcp"))
+    assert state["behind"].tolist() == [0, 0, 0]
+    assert state["it"].untyped_storage().nbytes() == 0
+
+
+def test_an_empty_tensor_is_none_whose_memory_was_freed(tmp_path):
+    for name in ("x.pt", "x.safetensors"):
+        gdsdata.save({"empty": torch.empty(0, 3)}, tmp_path / name)
+        assert gdsdata.load(tmp_path / name, into={"empty": torch.empty(0, 3)})["empty"].shape == (0, 3)
+    with gdsdata.AsyncCheckpointer(tmp_path / "async") as checkpointer:
+        checkpointer.save(1, {"empty": torch.empty(0, 3)}).result()
 
 
 def module_of(make: Callable[[], torch.Tensor]) -> torch.nn.Module:

@@ -12,6 +12,7 @@ from gdsdata.checkpoint.stored import Stored
 from gdsdata.checkpoint.tensor_kinds import (
     AS_IT_WAS,
     are_of_one_kind,
+    check_not_freed,
     copy_into,
     has_own_memory,
     is_on_meta,
@@ -52,7 +53,7 @@ def check_into(path: str, into: Any) -> None:
 
     Raises:
         TypeError: it is a module, or no tree of dicts, lists and tuples.
-        ValueError: a tensor is on the meta device.
+        ValueError: a tensor is on the meta device, or its memory was freed.
     """
     if isinstance(into, torch.nn.Module):
         raise TypeError(
@@ -62,17 +63,18 @@ def check_into(path: str, into: Any) -> None:
     if not isinstance(into, (dict, list, tuple, torch.Tensor)):
         remedy = "pass a nest of dicts and lists with tensors in it, as state_dict() gives it"
         raise TypeError(f"into= is of type {type(into).__name__}, which has nothing to fill: {remedy}")
-    check_not_on_meta(path, into)
+    check_has_memory(path, into)
 
 
-def check_not_on_meta(path: str, tree: Any) -> None:
-    """Check that no tensor of a tree is on the meta device.
+def check_has_memory(path: str, tree: Any) -> None:
+    """Check that no tensor of a tree is on the meta device, and that the memory of none was freed.
 
     A file has nothing to fill there.
 
     Raises:
-        ValueError: a tensor is; the message has its name.
+        ValueError: a tensor is so; the message has its name.
     """
+    check_not_freed(tree, f"fill from '{path}'")
     if not any_leaf(tree, is_on_meta):
         return
     for one in leaves(tree):

@@ -59,21 +59,56 @@ def plain_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def check_has_values(state: Any) -> None:
-    """Check that no tensor of a state is on the meta device.
+    """Check that no tensor of a state is on the meta device, and that the memory of none was freed.
 
     It would have nothing to save.
 
     Raises:
-        ValueError: a tensor is; the message has its name.
+        ValueError: a tensor is so; the message has its name.
     """
-    if not any_leaf(state, is_on_meta):
+    if any_leaf(state, is_on_meta):
+        for one in leaves(state):
+            if is_on_meta(one.value):
+                raise ValueError(
+                    f"{name_of(one.path)} is on the meta device and has no values to save: leave it out of the state, "
+                    "or make it by to_empty(device=...) and give it values"
+                )
+    check_not_freed(state)
+
+
+def check_not_freed(tree: Any, verb: str = "save") -> None:
+    """Check that the memory of no tensor of a tree was freed.
+
+    Raises:
+        ValueError: that of a tensor was; the message has its name.
+    """
+    if not any_leaf(tree, _is_freed):
         return
-    for one in leaves(state):
-        if is_on_meta(one.value):
-            raise ValueError(
-                f"{name_of(one.path)} is on the meta device and has no values to save: leave it out of the state, or "
-                "make it by to_empty(device=...) and give it values"
-            )
+    name = next(name_of(one.path) for one in leaves(tree) if _is_freed(one.value)) or "the tensor"
+    raise ValueError(freed(name, verb))
+
+
+def freed(name: str, verb: str) -> str:
+    """Return the message for a tensor whose memory was freed."""
+    remedy = "take the state by torch.distributed.checkpoint.state_dict.get_model_state_dict"
+    return f"{name} has a shape and no memory to {verb}, because its storage was freed, as FSDP frees it: {remedy}"
+
+
+def is_freed(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor has elements, and its storage was resized to nothing.
+
+    FSDP does so between two uses of a parameter. A read or write would go beyond the memory.
+    """
+    try:
+        if tensor.untyped_storage().nbytes() > 0:
+            return False
+    except (NotImplementedError, RuntimeError, ValueError):  # it has no storage
+        return False
+    return tensor.numel() > 0 and has_own_memory(tensor)
+
+
+def _is_freed(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and is_freed(value)
 
 
 def is_on_meta(value: Any) -> bool:

@@ -15,7 +15,7 @@ from gdsdata.checkpoint.explanations import forbidden
 from gdsdata.checkpoint.gc_pause import collector_paused
 from gdsdata.checkpoint.open_object import open_path
 from gdsdata.checkpoint.stored import Stored
-from gdsdata.checkpoint.targets import Words, check_fits, check_names, check_not_on_meta, fill, fits
+from gdsdata.checkpoint.targets import Words, check_fits, check_has_memory, check_names, fill, fits
 from gdsdata.checkpoint.tensor_kinds import are_of_one_kind
 from gdsdata.checkpoint.tensor_reader import TensorReader
 from gdsdata.checkpoint.torch_zip.archive import open_archive
@@ -62,7 +62,7 @@ def load_over(
     Raises:
         ValueError: a name is not in the file, or something under a name of ``strict`` differs.
     """
-    check_not_on_meta(path, targets)
+    check_has_memory(path, targets)
     file = open_path(path)
     if kind_of(file) is not Kind.TORCH:
         raise CorruptData(f"'{path}' is a safetensors file, and no checkpoint of AsyncCheckpointer's", path)

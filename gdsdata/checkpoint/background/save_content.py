@@ -40,11 +40,11 @@ def content_of_state(
         alignment, has_checksums: as of `StateLayout`.
 
     Raises:
-        ValueError: a tensor is on the meta device.
+        ValueError: a tensor is on the meta device, or its memory was freed.
         RuntimeError, pickle.PicklingError, ...: as `pickle_with_storages` does.
     """
     pickled = pickle_with_storages(state)
-    if not pickled.has_only_plain_tensors:
+    if not (pickled.has_only_plain_tensors and pickled.sizes_bytes.all()):
         check_has_values(state)
     sources = Sources(pickled.storages, pickled.addresses, pickled.devices < 0)
     return SaveContent(sources, StateLayout(pickled.pickle, pickled.sizes_bytes, alignment, has_checksums))

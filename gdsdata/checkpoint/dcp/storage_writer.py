@@ -31,7 +31,7 @@ from gdsdata.checkpoint.dcp.object_file_system import names_in, place_of, remove
 from gdsdata.checkpoint.file_writer import Extent, prepare_engine
 from gdsdata.checkpoint.gc_pause import collector_paused
 from gdsdata.checkpoint.synced_folders import sync_folder
-from gdsdata.checkpoint.tensor_kinds import has_own_memory
+from gdsdata.checkpoint.tensor_kinds import check_not_freed, has_own_memory, is_freed
 from gdsdata.checkpoint.torch_zip.tensor_archives import TensorArchive, archive_of, write_archives
 from gdsdata.checkpoint.urls import folder_name, is_url, last_part
 from gdsdata.checkpoint.writers import writer_of
@@ -220,7 +220,7 @@ class GDSStorageWriter(FileSystemWriter):
 
 def _is_plain(data: torch.Tensor) -> bool:
     """Return whether the engine can write a tensor from its own memory."""
-    return type(data) in (torch.Tensor, torch.nn.Parameter) and has_own_memory(data)
+    return type(data) in (torch.Tensor, torch.nn.Parameter) and has_own_memory(data) and not is_freed(data)
 
 
 def _saved_by_torch(name: str, data: torch.Tensor) -> io.BytesIO:
@@ -228,7 +228,9 @@ def _saved_by_torch(name: str, data: torch.Tensor) -> io.BytesIO:
 
     Raises:
         NotImplementedError: no reader of DCP, torch's own included, can load it.
+        ValueError: its memory was freed.
     """
+    check_not_freed({name: data})
     if data.is_meta or data.layout is not torch.strided:
         raise NotImplementedError(
             f"{name} is a tensor of {data.layout} on {data.device}, which torch.distributed.checkpoint cannot load: "

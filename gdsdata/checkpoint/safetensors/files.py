@@ -19,7 +19,7 @@ from gdsdata.checkpoint.safetensors.errors import NotWritten
 from gdsdata.checkpoint.safetensors.opened import Device, safe_open
 from gdsdata.checkpoint.safetensors.stock import stock
 from gdsdata.checkpoint.safetensors_file import code_of, header_of, write
-from gdsdata.checkpoint.tensor_kinds import has_own_memory
+from gdsdata.checkpoint.tensor_kinds import has_own_memory, is_freed
 from gdsdata.checkpoint.urls import is_url
 from gdsdata.errors import NotReplaceable
 from gdsdata.formats.parsers.safetensors_header import DTYPES, LENGTH_BYTES, LONGEST_HEADER_BYTES
@@ -159,6 +159,8 @@ def _why_unusual(name: Any, tensor: Any) -> str:
         return "a tensor without memory of its own (meta, sparse)"
     if tensor.dtype not in _SAVED or (tensor.dtype == torch.float4_e2m1fn_x2 and not tensor.shape):
         return f"a tensor of {tensor.dtype}"
+    if is_freed(tensor):
+        return "a tensor whose memory was freed"
     return "" if tensor.is_contiguous() else "a tensor that is not contiguous"
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from gdsdata.checkpoint.file_writer import Extent, reached
 from gdsdata.checkpoint.partial_pages import PAGE_BYTES
 from gdsdata.checkpoint.stored import bytes_of_storage
+from gdsdata.checkpoint.tensor_kinds import check_not_freed
 from gdsdata.checkpoint.torch_zip import torch_config
 from gdsdata.checkpoint.torch_zip.gathering import IMAGE_BYTES, SHORT_BYTES, gathered
 from gdsdata.checkpoint.torch_zip.pickling import Pickled, pickle_with_storages
@@ -29,22 +30,32 @@ def save(value: Any, path: str, options: EngineOptions) -> None:
     """Write what `torch.save` would write, with its storages at multiples of a page.
 
     Raises:
+        ValueError: the memory of a tensor was freed.
         RuntimeError: storages that share memory are counted in different dtypes, which the format
             cannot express.
         IoError: the file or object cannot be written, or the disk is full.
         pickle.PicklingError, TypeError, AttributeError: a value cannot be pickled.
     """
-    write(value, lambda size_bytes: writer_of(path, size_bytes, options))
+    pickled = pickle_with_storages(value)
+    if not pickled.sizes_bytes.all():
+        check_not_freed(value)
+    _write(pickled, lambda size_bytes: writer_of(path, size_bytes, options))
 
 
 def write(value: Any, writer_for: Callable[[int], Writer]) -> int:
-    """Do as `save` does, and return the archive's size in bytes.
+    """Write what `torch.save` would write, also where `save` refuses it.
 
     Args:
         value: the value.
         writer_for: returns the writer of a file of so many bytes.
+
+    Returns:
+        The archive's size in bytes.
     """
-    pickled = pickle_with_storages(value)
+    return _write(pickle_with_storages(value), writer_for)
+
+
+def _write(pickled: Pickled, writer_for: Callable[[int], Writer]) -> int:
     storages = pickled.storages
     alignment, has_checksums = torch_config.alignment_bytes(), torch_config.has_checksums()
     layout = StateLayout(pickled.pickle, pickled.sizes_bytes, alignment, has_checksums)
