@@ -172,8 +172,13 @@ def moves_no_values() -> bool:
     They are within ``skip_data``, and for fake tensors.
     """
     warn_if_newer()
+    return torch.serialization._serialization_tls.skip_data or makes_fake_tensors()
+
+
+def makes_fake_tensors() -> bool:
+    """Return whether new tensors are fake ones, which have no memory: within `FakeTensorMode`."""
     detect_fake_mode: Callable[[Iterable[Any] | None], Any] = torch._guards.detect_fake_mode
-    return torch.serialization._serialization_tls.skip_data or detect_fake_mode(None) is not None
+    return detect_fake_mode(None) is not None
 
 
 @contextlib.contextmanager

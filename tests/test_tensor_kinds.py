@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.nn.attention.bias
+from helpers import run_script
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.api import CheckpointException
@@ -641,3 +642,31 @@ def test_a_model_that_torchao_quantized_goes_through_asynccheckpointer(tmp_path,
         assert form(weights) != form(dict(model.state_dict()))
         checkpointer.restore({"model": other, "weights": weights})
     assert form(weights) == form(dict(model.state_dict())) == form(dict(other.state_dict()))
+
+
+@pytest.mark.parametrize("name", ["x.pt", "x.safetensors"])
+def test_within_fake_tensor_mode_loads_and_saves_are_refused(tmp_path, name):
+    """An own process, because a read to the address of a fake tensor ends the process."""
+    path = str(tmp_path / name)
+    gdsdata.save({"it": torch.ones(300)}, path)
+    script = f"""
+import torch, gdsdata, gdsdata.safetensors
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+state = {{"it": torch.ones(300)}}
+for call in (
+    lambda: gdsdata.load({path!r}),
+    lambda: gdsdata.load({path!r}, into=state),
+    lambda: gdsdata.save(state, {path!r}),
+    *([lambda: gdsdata.safetensors.load_file({path!r})] if {path!r}.endswith("safetensors") else []),
+):
+    with FakeTensorMode():
+        try:
+            call()
+        except RuntimeError as error:
+            assert str(error).startswith("FakeTensorMode is active"), error
+        else:
+            raise AssertionError("it was not refused")
+assert gdsdata.load({path!r})["it"].tolist() == [1.0] * 300
+"""
+    assert run_script(script) == (0, "", "")

@@ -17,6 +17,7 @@ from gdsdata.checkpoint.explanations import checked_path, torch_arguments_explai
 from gdsdata.checkpoint.gc_pause import collector_paused
 from gdsdata.checkpoint.open_file import OpenFile
 from gdsdata.checkpoint.open_object import open_path
+from gdsdata.checkpoint.tensor_kinds import check_tensors_are_real
 from gdsdata.checkpoint.tree import first_device
 from gdsdata.checkpoint.urls import is_url, last_part
 from gdsdata.io import engine
@@ -61,9 +62,10 @@ def save(value: Any, path: str | os.PathLike[str], *, options: EngineOptions | N
         options: of the engine; None: the defaults.
 
     Raises:
-        ValueError: the safetensors format cannot express the value; the message has the name and
-            the reason.
-        RuntimeError: the .pt format cannot express it: tensors of different dtypes share memory.
+        ValueError: the safetensors format cannot express the value, or the memory of a tensor was
+            freed, as FSDP frees it; the message has the name and the reason.
+        RuntimeError: the .pt format cannot express it: tensors of different dtypes share memory. Or
+            `FakeTensorMode` is active.
         FileNotFoundError: the folder of ``path``, or the bucket, does not exist.
         PermissionError: the store's credentials do not allow it.
         NotReplaceable: an `IoError`. No new file can replace ``path``: it is a bind-mounted file,
@@ -77,6 +79,7 @@ def save(value: Any, path: str | os.PathLike[str], *, options: EngineOptions | N
     has so far.
     """
     path = checked_path(path, "save")
+    check_tensors_are_real("save")
     options = options_of(options)
     started = time.perf_counter()
     if not is_url(path):  # the bytes of an object do not pass through the engine
@@ -188,8 +191,9 @@ def load(
             none of these formats, or was changed in place meanwhile. With ``group``: ranks see
             different versions of it.
         ValueError: ``only`` matches no name; ``into`` has other names, shapes or (without
-            ``dtype``) dtypes; or a tensor of ``into`` is on the meta device. With ``group``: ranks
-            give different ``verify``, ``weights_only`` or ``once``, or make different calls.
+            ``dtype``) dtypes; or a tensor of ``into`` is on the meta device, or its memory was
+            freed. With ``group``: ranks give different ``verify``, ``weights_only`` or ``once``, or
+            make different calls.
         RankLost: a rank of ``group`` has ended, or was silent for five times
             ``options.stall_timeout_s``. A rank that reads is not silent.
         TypeError: an argument has another type, such as several paths, or a module as ``into``.

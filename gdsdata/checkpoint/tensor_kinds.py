@@ -76,6 +76,19 @@ def check_has_values(state: Any) -> None:
     check_not_freed(state)
 
 
+def check_tensors_are_real(verb: str) -> None:
+    """Check that this thread does not make fake tensors, whose addresses are none.
+
+    Raises:
+        RuntimeError: `FakeTensorMode` is active.
+    """
+    if torch_private.makes_fake_tensors():
+        raise RuntimeError(
+            f"FakeTensorMode is active, in which tensors have no memory to {verb}: {verb} outside of it, or call "
+            f"torch.{verb}"
+        )
+
+
 def check_not_freed(tree: Any, verb: str = "save") -> None:
     """Check that the memory of no tensor of a tree was freed.
 

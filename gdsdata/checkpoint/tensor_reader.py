@@ -18,7 +18,7 @@ from gdsdata.checkpoint.open_file import table_of
 from gdsdata.checkpoint.record_checksums import Part, PartsOfRecord, RecordParts, compare, is_compared
 from gdsdata.checkpoint.spans import Gapped, spans_of
 from gdsdata.checkpoint.stored import Record, Stored, bytes_of, bytes_of_storage
-from gdsdata.checkpoint.tensor_kinds import has_own_memory
+from gdsdata.checkpoint.tensor_kinds import check_tensors_are_real, has_own_memory
 from gdsdata.checkpoint.tensor_rows import PAGE_BYTES, Rows, is_read_with_gaps, overlapping, without_gaps
 from gdsdata.checkpoint.threads import CallThreads, results_of
 from gdsdata.checkpoint.tree import Path, name_of
@@ -279,10 +279,12 @@ class TensorReader:
             CorruptData: a file ends too early, or a checksum differs; the message has the tensor's
                 name.
             StallError: no byte has moved for ``stall_timeout_s``.
+            RuntimeError: `FakeTensorMode` is active.
             Exception: another rank's error, if ranks read together.
 
         Stream semantics: the bytes are in place when this returns, for every stream.
         """
+        check_tensors_are_real("load")
         if self._error is not None:
             raise _copied(self._error)
         try:
