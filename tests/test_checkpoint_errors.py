@@ -14,6 +14,7 @@ import sys
 import threading
 import types
 import weakref
+import zipfile
 from datetime import datetime
 from pathlib import Path
 
@@ -114,6 +115,16 @@ def before_another_header(path):
     return b"PL\3\4" + whole[4:512] + b"PK\3\4" + whole[516:]
 
 
+def zip_of_files(path, *names):
+    with zipfile.ZipFile(path, "w") as file:
+        for name in names:
+            file.writestr(name, "3")
+    return path.read_bytes()
+
+
+ANOTHER_ZIP = r"is a zip that torch.save did not write in this form: torch\.export\.load reads a .pt2"
+
+
 BROKEN = {
     "empty": (lambda path: b"", r"is empty \(0 bytes\).*load an earlier checkpoint"),
     "cut": (lambda path: zip_of(STATE, path)[:9000], "cut short"),
@@ -135,6 +146,12 @@ BROKEN = {
     "text": (lambda path: b"epoch,loss\n1,2.5\n", "is text, and begins with 'epoch,loss"),
     "html": (lambda path: b"<!DOCTYPE html><html><body>404</body></html>", "is an HTML .* Fetch the file again"),
     "git-lfs": (lambda path: b"version https://git-lfs.github.com/spec/v1\noid sha256:1", "a Git LFS pointer. Run"),
+    "pickle": (lambda path: pickle.dumps({"w": np.ones(3)}), "is a pickle that torch.save did not write.* pickle.load"),
+    "pickle-of-protocol-2": (lambda path: pickle.dumps(STATE, protocol=2), "is a pickle that torch.save did not write"),
+    "zeros": (lambda path: bytes(9000), "begins with zeros, as a crash .* Fetch or save the file again"),
+    "another-zip": (lambda path: zip_of_files(path, "model/archive_format", "model/.data/version"), ANOTHER_ZIP),
+    "zip-without-version": (lambda path: zip_of_files(path, "model/data.pkl"), ANOTHER_ZIP),
+    "zip-without-folder": (lambda path: zip_of_files(path, "data.pkl", "version"), ANOTHER_ZIP),
     "gzip": (lambda path: gzip.compress(bytes(9)), "compressed by gzip. Unpack it first"),
 }
 
@@ -152,7 +169,7 @@ def test_a_file_that_is_no_checkpoint_is_corrupt_with_its_path_and_a_remedy(tmp_
     assert str(path) in str(caught.value) and caught.value.path == str(path)
 
 
-@pytest.mark.parametrize("kind", ["empty", "text", "html", "git-lfs", "gzip"])
+@pytest.mark.parametrize("kind", ["empty", "text", "html", "git-lfs", "gzip", "zeros"])
 def test_a_safetensors_name_with_something_else_behind_it_says_what_it_is(tmp_path, kind):
     make, words = BROKEN[kind]
     path = written(tmp_path / "x.safetensors", make(None))
@@ -607,11 +624,22 @@ def test_a_folder_is_refused_with_what_reads_it(tmp_path):
 @pytest.mark.parametrize("arguments", [{}, {"only": ["*"]}, {"into": {"a": torch.zeros(3000)}}])
 def test_a_data_file_of_a_distributed_checkpoint_says_to_load_its_folder(tmp_path, arguments):
     dcp.save(STATE, storage_writer=gdsdata.GDSStorageWriter(tmp_path), no_dist=True)
-    path = tmp_path / "__0_0.distcp"
-    words = rf"'{path}' is a data file of a distributed checkpoint. Load its folder by .*Reader\('{tmp_path}'\)"
-    with pytest.raises(CorruptData, match=words) as caught:
+    for name, what in (("__0_0.distcp", "a data file"), (".metadata", "the metadata")):
+        path = tmp_path / name
+        words = rf"'{path}' is {what} of a distributed checkpoint. Load its folder by .*Reader\('{tmp_path}'\)"
+        with pytest.raises(CorruptData, match=words) as caught:
+            gdsdata.load(path, **arguments)
+        assert caught.value.path == str(path)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("arguments", [{}, {"only": ["*"]}])
+def test_a_program_of_torchscript_says_what_loads_it(tmp_path, arguments):
+    path = tmp_path / "x.pt"
+    torch.jit.script(torch.nn.Linear(2, 2)).save(path)
+    with pytest.raises(RuntimeError, match=rf"^'{path}' .* program of TorchScript, .* torch\.jit\.load"):
         gdsdata.load(path, **arguments)
-    assert caught.value.path == str(path)
+    assert gdsdata.load(path, weights_only=False)(torch.ones(1, 2)).shape == (1, 2)
 
 
 def test_an_index_of_pickled_shards_says_to_load_each_of_them(tmp_path):

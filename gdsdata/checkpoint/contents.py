@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import enum
+import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
-from gdsdata.checkpoint.explanations import dcp_data_file, empty_file, foreign_file
+from gdsdata.checkpoint.explanations import DCP_METADATA, dcp_file, empty_file, foreign_file
 from gdsdata.checkpoint.open_file import HEAD_BYTES, OpenFile
 from gdsdata.checkpoint.tensor_reader import TensorReader
 from gdsdata.checkpoint.tree import Path
@@ -47,8 +48,8 @@ def kind_of(file: OpenFile) -> Kind:
         raise empty_file(file.path)
     if file.path.endswith(".json"):
         return Kind.INDEX
-    if file.path.endswith(".distcp"):
-        raise dcp_data_file(file.path)
+    if file.path.endswith(".distcp") or os.path.basename(file.path) == DCP_METADATA:
+        raise dcp_file(file.path)
     head = file.read(0, HEAD_BYTES)
     if safetensors_header.recognises(head):
         return Kind.SAFETENSORS

@@ -25,6 +25,7 @@ from gdsdata.storage.paths import absolute
 P = ParamSpec("P")
 T = TypeVar("T")
 
+DCP_METADATA = ".metadata"
 _FETCH = "Fetch or save the file again, or load an earlier checkpoint"
 # How other files begin that are found under a checkpoint's name: what each is, and the remedy.
 _FOREIGN = (
@@ -40,6 +41,7 @@ _FOREIGN = (
 )
 _ZIP = b"PK\x03\x04"
 _TORCH_MAGICS = (_ZIP, b"\x80")  # a zip; a pickle, as older versions wrote
+_OLDER_MAGIC = (0x1950A86A20F9469CFC6C).to_bytes(10, "little")  # the number that such pickles begin with
 
 
 def checked_path(path: Any, caller: str) -> str:
@@ -114,7 +116,7 @@ def folder(path: str) -> str:
     """Return the message for a folder that was given in the place of a file."""
     with contextlib.suppress(OSError):
         names = sorted(os.listdir(path))
-        if ".metadata" in names:
+        if DCP_METADATA in names:
             return f"'{path}' is a folder with a distributed checkpoint. Load it by {_dcp_load(path)}"
         if is_step(path):
             return step_in_words(path)
@@ -127,10 +129,11 @@ def folder(path: str) -> str:
     return f"'{path}' is a folder, and in it is nothing that looks like a checkpoint. Give the path of a file"
 
 
-def dcp_data_file(path: str) -> CorruptData:
-    """Return the error for one file of a distributed checkpoint."""
+def dcp_file(path: str) -> CorruptData:
+    """Return the error for one file of a distributed checkpoint: of its data, or the metadata."""
     load = _dcp_load(os.path.dirname(path) or ".")
-    return CorruptData(f"'{path}' is a data file of a distributed checkpoint. Load its folder by {load}", path)
+    what = "the metadata" if os.path.basename(path) == DCP_METADATA else "a data file"
+    return CorruptData(f"'{path}' is {what} of a distributed checkpoint. Load its folder by {load}", path)
 
 
 def _dcp_load(folder: str) -> str:
@@ -167,6 +170,15 @@ def foreign_file(place: str, head: bytes) -> CorruptData | None:
     """
     if _is_npz(head):
         return CorruptData(f"{place} is no checkpoint: it is an npz file of numpy's. Read it with numpy.load")
+    if head.startswith(b"\x80") and _OLDER_MAGIC not in head:
+        return CorruptData(
+            f"{place} is no checkpoint: it is a pickle that torch.save did not write. If you trust it, read it by "
+            "pickle.load"
+        )
+    if head and not any(head):
+        return CorruptData(
+            f"{place} begins with zeros, as a crash of the machine leaves a file that was not on storage yet. {_FETCH}"
+        )
     start = head.lstrip().lower()
     for magic, what in _FOREIGN:
         if head.startswith(magic) or start.startswith(magic):
@@ -229,6 +241,9 @@ _DAMAGE = (
 )  # fmt: skip
 # torch's words if its probe for an older file ends at the header of a zip's record.
 _A_ZIP_BEHIND = "did you mean to use torch.jit.load"
+# torch's words about archives that torch.save did not write.
+_ANOTHER_ZIP = ("failed locating file data.pkl", 'hasRecord("version")', "archive is not in a subdirectory")
+_TORCHSCRIPT = "TorchScript archives passed to"
 # torch's words about what weights_only forbids: its name, with its module.
 _FORBIDDEN = re.compile(r"GLOBAL ([\w.<>]+) (?:was not an allowed global|whose module \S+ is blocked)")
 _COLORS = re.compile(r"\x1b\[[0-9;]*m")  # of a terminal, in torch's words
@@ -259,8 +274,8 @@ def _explained(error: Exception, place: str, head: bytes, weights_only: bool | N
         return error
     if len(head) < len(_ZIP) and _ZIP.startswith(head):
         return CorruptData(f"{place} is cut short: it has no more than the first bytes of a zip. {_FETCH}")
-    may_be_foreign = not head.startswith(_TORCH_MAGICS) or _is_npz(head)
-    if may_be_foreign and (foreign := foreign_file(place, head)) is not None:
+    may_be_torchs = head.startswith(_ZIP) and not _is_npz(head)
+    if not may_be_torchs and (foreign := foreign_file(place, head)) is not None:
         return foreign
     if weights_only and (refused := forbidden(place, error, "gdsdata.load(..., weights_only=False)")) is not None:
         return refused
@@ -269,6 +284,12 @@ def _explained(error: Exception, place: str, head: bytes, weights_only: bool | N
         # torch takes it for a pickle or a TorchScript archive, and may advise weights_only=False.
         return CorruptData(f"{place} is damaged: it begins with {head[:4]!r}, as no file of torch's does. {_FETCH}")
     said = _COLORS.sub("", str(error)) or type(error).__name__
+    if any(words in said for words in _ANOTHER_ZIP):
+        remedy = "torch.export.load reads a .pt2 archive. Unpack another zip, and load the files in it"
+        return CorruptData(f"{place} is a zip that torch.save did not write in this form: {remedy}")
+    if _TORCHSCRIPT in said:
+        remedy = "load it by torch.jit.load, or, if you trust it, by gdsdata.load(..., weights_only=False)"
+        return RuntimeError(f"{place} is a program of TorchScript, and no checkpoint: {remedy}")
     has_words = isinstance(error, (RuntimeError, pickle.UnpicklingError)) and any(m in said for m in _DAMAGE)
     is_damage = isinstance(error, EOFError) or has_words
     only_torchs_code_ran = weights_only is not False and not isinstance(error, (RuntimeError, pickle.UnpicklingError))
