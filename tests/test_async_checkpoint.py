@@ -127,6 +127,41 @@ def test_plain_objects_are_replaced_where_they_are_and_their_tensors_filled(tmp_
     assert state["more"] is more and state["more"]["list"][0] is tensors[0] and state["t"] is tensors[1]
 
 
+def test_lists_and_empty_dicts_take_as_many_values_as_were_saved(tmp_path):
+    saved = {"losses": [0.5, 0.25], "shape": (2, 3), "best": {"top1": 0.5}, "lists": [[1], [2, 3]]}
+    saved["history"] = {"epochs": [{"loss": 1.0, "norms": [1]}], "means": [torch.ones(2), torch.zeros(2)]}
+
+    def begun():
+        history = {"epochs": [], "means": []}
+        return {"losses": [], "shape": (), "best": {}, "lists": [[], []], "history": history}
+
+    longer = {**begun(), "losses": [0.5, 0.25, 0.125], "shape": (2, 3, 4), "lists": [[1, 1], [2]]}
+    with AsyncCheckpointer(tmp_path) as checkpointer:
+        checkpointer.save(3, saved).result()
+        for state in (begun(), longer):
+            held = state["losses"], state["best"], state["lists"][0], state["history"]["epochs"]
+            assert checkpointer.restore(state) == 3
+            assert_same(state, saved)
+            assert held[0] is state["losses"] and held[1] is state["best"]
+            assert held[2] is state["lists"][0] and held[3] is state["history"]["epochs"]
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ({"it": {"losses": [], "other": 1}}, "it.other only in the state"),
+        ({"it": {"losses": []}}, "none only in the state, it.epoch only in the file"),
+        ({"it": {"losses": [torch.ones(2)], "epoch": 0}}, "it.losses.1 only in the file"),
+        ({"it": {"losses": {"a": 1}, "epoch": 0}}, "it.losses.a only in the state"),
+    ],
+)
+def test_other_names_and_other_lists_of_tensors_are_still_refused(tmp_path, state, words):
+    with AsyncCheckpointer(tmp_path) as checkpointer:
+        checkpointer.save(3, {"it": {"losses": [torch.ones(2), torch.ones(2)], "epoch": 5}}).result()
+        with pytest.raises(ValueError, match=words):
+            checkpointer.restore(state)
+
+
 def test_a_data_set_goes_on_where_it_was(tmp_path):
     (tmp_path / "0.bin").write_bytes(bytes(range(200)))
     dataset, again = (GDSDataset(tmp_path / "0.bin", 4, Records("u1", (5,)), seed=3, device="cpu") for _ in range(2))

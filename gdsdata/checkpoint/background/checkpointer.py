@@ -305,7 +305,8 @@ class AsyncCheckpointer:
 
         An object that has a ``load_state_dict`` gets its part. In plain values, tensors are filled
         where they are, and other values are replaced in their dict; so are tensors that take no
-        copy, as nested ones. Names that the checkpoint has and ``state`` does not have are ignored.
+        copy, as nested ones. Lists without tensors, and empty dicts, take all that was saved. Names
+        that the checkpoint has and ``state`` does not have are ignored.
 
         With ``replicas``, one rank reads each piece, and passes it on (NCCL between GPUs, gloo on
         the CPU), as `gdsdata.load` does with ``group=``.

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from gdsdata.checkpoint.api import load
+from gdsdata.checkpoint.background.states import is_open_ended
 from gdsdata.checkpoint.contents import Kind, kind_of
 from gdsdata.checkpoint.explanations import forbidden
 from gdsdata.checkpoint.gc_pause import collector_paused
@@ -53,7 +55,8 @@ def load_over(
     Args:
         path: of the file, or its URL.
         targets: the states, by name.
-        strict: names under which all paths must be the same, and all tensors must fit.
+        strict: names under which all paths must be the same, and all tensors must fit, except in
+            lists that `_open_ended` yields.
         verify: compare checksums.
         weights_only: as in `torch.load`.
         options: of the engine.
@@ -84,7 +87,8 @@ def load_over(
     tensors = {place: leaf for place, leaf in saved_of.items() if isinstance(leaf, (Stored, torch.Tensor))}
     filled = {place for place, leaf in tensors.items() if fits(target_of.get(place), leaf)}
     for name in strict:
-        _check_strictly(path, name, saved_of, target_of, filled)
+        open_ended = set(_open_ended(targets[name], chosen[name], (name,)))
+        _check_strictly(path, name, saved_of, target_of, filled, open_ended)
     new: dict[torch.device, dict[Path, Stored]] = {}
     for place, leaf in tensors.items():
         if place in filled:
@@ -114,18 +118,47 @@ def _loaded_by_torch(path: str, verify: bool, weights_only: bool, options: Engin
         raise refused from error.__cause__
 
 
+def _open_ended(target: Any, saved: Any, place: Path) -> Iterator[Path]:
+    """Yield the paths of containers that are restored as they were saved, however much is in them.
+
+    They are lists and tuples without tensors whose length differs, and empty dicts: the lists of a
+    program that has just started are shorter than those that it saved.
+    """
+    kinds = type(target), type(saved)
+    if is_open_ended(target, saved):
+        yield place
+    elif kinds[0] is kinds[1] and kinds[0] in (dict, collections.OrderedDict):
+        for key in target.keys() & saved.keys():
+            yield from _open_ended(target[key], saved[key], (*place, key))
+    elif kinds[0] is kinds[1] and kinds[0] in (list, tuple):
+        for i, both in enumerate(zip(target, saved, strict=False)):
+            yield from _open_ended(*both, (*place, i))
+
+
 def _check_strictly(
-    path: str, name: str, saved_of: dict[Path, Any], target_of: dict[Path, Any], filled: set[Path]
+    path: str,
+    name: str,
+    saved_of: dict[Path, Any],
+    target_of: dict[Path, Any],
+    filled: set[Path],
+    open_ended: set[Path],
 ) -> None:
     """Check that the file and the targets agree under a name.
 
-    All paths must be the same, and all tensors must fit. Those of ``filled`` do.
+    All paths must be the same, and all tensors must fit. Those of ``filled`` do. Nothing is checked
+    below the paths of ``open_ended``.
 
     Raises:
         ValueError: they do not agree.
     """
-    saved = [place for place in saved_of if place[0] == name]
-    check_names(path, {place for place in target_of if place[0] == name}, set(saved), _OF_A_RESTORE)
+
+    def is_checked(place: Path) -> bool:
+        if place[0] != name:
+            return False
+        return not open_ended or open_ended.isdisjoint(itertools.accumulate((key,) for key in place))
+
+    saved = [place for place in saved_of if is_checked(place)]
+    check_names(path, {place for place in target_of if is_checked(place)}, set(saved), _OF_A_RESTORE)
     for place in itertools.filterfalse(filled.__contains__, saved):
         leaf, target = saved_of[place], target_of[place]
         is_tensor = isinstance(leaf, (Stored, torch.Tensor)) or isinstance(target, torch.Tensor)

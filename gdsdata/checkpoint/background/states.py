@@ -13,6 +13,7 @@ import torch
 
 from gdsdata.checkpoint.dtensors import has_dtensors, with_dtensors
 from gdsdata.checkpoint.tensor_kinds import AS_IT_WAS, dispatches
+from gdsdata.checkpoint.tree import any_leaf
 from gdsdata.torch_private import init_optimizer_state
 
 
@@ -50,16 +51,32 @@ def target_of(one: Any) -> Any:
 def restored(target: Any, found: Any) -> Any:
     """Return ``target`` with the values of ``found``.
 
-    If ``target`` is no dict or list, return ``found``.
+    If ``target`` is no dict or list, return ``found``. Dicts and lists are changed where they are.
 
     Tensors of ``target`` have been filled before, and stand in ``found`` themselves.
     """
+    if is_open_ended(target, found):
+        if isinstance(target, list):
+            target[:] = found
+        elif isinstance(target, dict):
+            target.update(found)
+        return found if isinstance(target, tuple) else target
     if type(target) in (dict, collections.OrderedDict, list):
         for key in list(target) if isinstance(target, dict) else range(len(target)):
             if found[key] is not target[key]:
                 target[key] = restored(target[key], found[key])
         return target
     return found
+
+
+def is_open_ended(target: Any, found: Any) -> bool:
+    """Return whether a container takes all that was saved, however many entries that has.
+
+    Such are a list or tuple without tensors if its length differs, and an empty dict.
+    """
+    if type(target) in (list, tuple) and type(found) is type(target):
+        return len(target) != len(found) and not any_leaf(target, lambda leaf: isinstance(leaf, torch.Tensor))
+    return type(target) in (dict, collections.OrderedDict) and type(found) is type(target) and not target
 
 
 def load_states(
