@@ -147,3 +147,31 @@ def test_a_tensor_in_a_named_tuple_that_is_tied_to_another_one_has_its_values(tm
         how = {"into": tied_in_a_pair(0)}
     found = gdsdata.load(tmp_path / "x.pt", weights_only=False, **how)
     assert (found["pair"].tensor == 1).all() and (found["weight"] == 1).all() and found["pair"].step == 3
+
+
+class OfVersionTwo(torch.nn.Linear):
+    """A module that takes a state only if that says its version, as MNASNet of torchvision does."""
+
+    _version = 2
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, *others):
+        if local_metadata.get("version") != 2:
+            raise ValueError(f"the state is of version {local_metadata.get('version')}")
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *others)
+
+
+@pytest.mark.parametrize("how", [{}, {"only": ["model.*"]}, {"only": ["*.weight", "*.bias"]}, {"dtype": torch.float32}])
+def test_a_loaded_state_has_the_versions_of_its_modules(tmp_path, how):
+    model = torch.nn.Sequential(OfVersionTwo(2, 2))
+    gdsdata.save({"model": model.state_dict(), "step": 3}, tmp_path / "x.pt")
+    model.load_state_dict(gdsdata.load(tmp_path / "x.pt", **how)["model"])
+
+
+def test_a_module_that_reads_its_version_is_restored(tmp_path):
+    model = torch.nn.Sequential(OfVersionTwo(2, 2))
+    with AsyncCheckpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, {"model": model}).result()
+        before = model[0].weight.detach().clone()
+        torch.nn.init.zeros_(model[0].weight)
+        assert checkpointer.restore({"model": model}) == 1
+    assert model[0].weight.tolist() == before.tolist()

@@ -97,7 +97,8 @@ def with_leaves(tree: Any, values: Mapping[Path, Any]) -> Any:
 def map_leaves(tree: Any, change: Callable[[Path, Any], Any], path: Path = ()) -> Any:
     """Return a tree with ``change(path, value)`` in the place of each leaf.
 
-    Leaves that become `LEFT_OUT` are left out, and so are containers that have only such leaves.
+    Leaves that become `LEFT_OUT` are left out, and so are containers that have only such leaves. An
+    OrderedDict keeps its attributes: modules read the versions in a state's ``_metadata``.
     """
     if not _is_container(tree):
         return change(path, tree)
@@ -105,7 +106,12 @@ def map_leaves(tree: Any, change: Callable[[Path, Any], Any], path: Path = ()) -
     kept = [(key, value) for key, value in changed if value is not LEFT_OUT]
     if changed and not kept:
         return LEFT_OUT
-    return type(tree)(kept) if isinstance(tree, dict) else type(tree)(value for _, value in kept)
+    if not isinstance(tree, dict):
+        return type(tree)(value for _, value in kept)
+    made = type(tree)(kept)
+    if isinstance(tree, collections.OrderedDict):
+        made.__dict__.update(tree.__dict__)
+    return made
 
 
 def _is_container(value: Any) -> bool:
