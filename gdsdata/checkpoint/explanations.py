@@ -269,6 +269,27 @@ def forbidden(place: str, error: BaseException | None, call: str) -> pickle.Unpi
     return pickle.UnpicklingError(f"{words}If you trust the file, call {call}; or {others}")
 
 
+@contextlib.contextmanager
+def call_named(place: str, call: str) -> Iterator[None]:
+    """Have the error for what weights_only forbids name the call that the user made.
+
+    For ``with``, around a `gdsdata.load` that the user did not call.
+
+    Args:
+        place, call: as of `forbidden`.
+
+    Raises:
+        pickle.UnpicklingError: with these words, or the error as it was.
+    """
+    try:
+        yield
+    except pickle.UnpicklingError as error:
+        refused = forbidden(place, error.__cause__, call)
+        if refused is None:
+            raise
+        raise refused from error.__cause__
+
+
 def _explained(error: Exception, place: str, head: bytes, weights_only: bool | None) -> Exception:
     if isinstance(error, (GdsdataError, OSError, MemoryError, torch.OutOfMemoryError)):
         return error

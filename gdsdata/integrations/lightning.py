@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from gdsdata.checkpoint.api import load, save
+from gdsdata.checkpoint.explanations import call_named
 from gdsdata.checkpoint.urls import is_url, joined, plain_path, store_and_key
 from gdsdata.integrations.versions import importing
 from gdsdata.io.options import EngineOptions, options_of
@@ -71,12 +72,14 @@ class GDSCheckpointIO(CheckpointIO):
 
         Raises:
             FileNotFoundError: there is no checkpoint.
+            pickle.UnpicklingError: ``weights_only`` forbids something in it.
             IoError, ...: as `gdsdata.load`.
         """
         if callable(map_location) or isinstance(map_location, dict):
             return torch.load(local_place(path), map_location, weights_only=weights_only)
-        device = "cpu" if map_location is None else map_location
-        return load(local_place(path), device, weights_only=weights_only is not False, options=self._options)
+        place, device = local_place(path), "cpu" if map_location is None else map_location
+        with call_named(f"'{place}'", "trainer.fit or fabric.load with weights_only=False"):
+            return load(place, device, weights_only=weights_only is not False, options=self._options)
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Remove a checkpoint: a file, a folder, or objects. It is no error if there is none."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import itertools
-import pickle
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ import torch
 from gdsdata.checkpoint.api import load
 from gdsdata.checkpoint.background.states import is_open_ended
 from gdsdata.checkpoint.contents import Kind, kind_of
-from gdsdata.checkpoint.explanations import forbidden
+from gdsdata.checkpoint.explanations import call_named
 from gdsdata.checkpoint.gc_pause import collector_paused
 from gdsdata.checkpoint.open_object import open_path
 from gdsdata.checkpoint.stored import Stored
@@ -109,13 +108,8 @@ def load_over(
 
 
 def _loaded_by_torch(path: str, verify: bool, weights_only: bool, options: EngineOptions) -> Any:
-    try:
+    with call_named(f"'{path}'", "restore(..., weights_only=False)"):
         return load(path, verify=verify, weights_only=weights_only, options=options)
-    except pickle.UnpicklingError as error:
-        refused = forbidden(f"'{path}'", error.__cause__, "restore(..., weights_only=False)")
-        if refused is None:
-            raise
-        raise refused from error.__cause__
 
 
 def _open_ended(target: Any, saved: Any, place: Path) -> Iterator[Path]:
