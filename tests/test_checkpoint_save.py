@@ -206,6 +206,7 @@ def test_a_state_that_safetensors_cannot_hold_is_refused_and_pt_is_offered(tmp_p
         ({"a": torch.quantize_per_tensor(base, 1, 0, torch.qint8)}, "a is a quantized tensor and no plain tensor"),
         ({"a": torch._efficientzerotensor(4)}, "a is a tensor of zeros without memory and no plain tensor"),
         ({3: base}, "3 is no name for a tensor"),
+        ({"half \ud800": base}, r"'half \\ud800' is no name for a tensor"),
         ([base], "a dict of tensors, and no list"),
     ):
         with pytest.raises(ValueError, match=f"{words}.*.pt file"):

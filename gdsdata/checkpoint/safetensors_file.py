@@ -147,7 +147,7 @@ def _check(tensors: Mapping[str, torch.Tensor]) -> None:
         raise ValueError(f"a safetensors file holds a dict of tensors, and no {type(tensors).__name__}: {instead}")
     used: list[tuple[str, int, int, str]] = []
     for name, tensor in tensors.items():
-        if not isinstance(name, str) or name == "__metadata__":
+        if not isinstance(name, str) or name == "__metadata__" or not _is_utf8(name):
             raise ValueError(f"{name!r} is no name for a tensor in a safetensors file: {instead}")
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or not has_own_memory(tensor):
             check_has_values({name: tensor})
@@ -171,6 +171,14 @@ def _check(tensors: Mapping[str, torch.Tensor]) -> None:
                 f"{name} and {next_name} share memory, which a safetensors file cannot say: save the model by "
                 f"gdsdata.safetensors.save_model, {instead}, or clone one"
             )
+
+
+def _is_utf8(name: str) -> bool:
+    """Return whether UTF-8 has all characters of a name: it has no halves of surrogate pairs."""
+    try:
+        return name.isascii() or bool(name.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def _kind_of(value: Any) -> str:
