@@ -1,6 +1,7 @@
 """Mistakes with checkpoints, and files that are none, cause errors with path, place and remedy."""
 
 import argparse
+import collections
 import contextlib
 import gc
 import gzip
@@ -685,6 +686,11 @@ def test_a_module_as_into_is_refused_with_what_to_pass(tmp_path):
     for into in ("model", 3, iter([])):
         with pytest.raises(TypeError, match="which has nothing to fill"):
             gdsdata.load(tmp_path / "x.pt", into=into)
+    of_a_class = collections.defaultdict(list, {"weight": torch.zeros(2, 2), "bias": torch.zeros(2)})
+    with pytest.raises(TypeError, match=r"is of type defaultdict, which has nothing to fill: pass dict\(into\)"):
+        gdsdata.load(tmp_path / "x.pt", into=of_a_class)
+    gdsdata.load(tmp_path / "x.pt", into=dict(of_a_class))
+    assert torch.equal(of_a_class["weight"], model.weight)
 
 
 # ------------------------------------------------------------------------------------------------ the meta device

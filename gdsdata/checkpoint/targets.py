@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Container, Iterable
 from typing import Any, NamedTuple, TypeGuard
 
@@ -60,8 +61,10 @@ def check_into(path: str, into: Any) -> None:
             f"into= is a module ({type(into).__name__}): pass its tensors, into=model.state_dict(), or call "
             f"model.load_state_dict(gdsdata.load({path!r}))"
         )
-    if not isinstance(into, (dict, list, tuple, torch.Tensor)):
+    if not isinstance(into, torch.Tensor) and any(one.path == () for one in itertools.islice(leaves(into), 1)):
         remedy = "pass a nest of dicts and lists with tensors in it, as state_dict() gives it"
+        if isinstance(into, dict):  # a class of its own, which may do anything when a value is set
+            remedy = "pass dict(into), which has the same tensors"
         raise TypeError(f"into= is of type {type(into).__name__}, which has nothing to fill: {remedy}")
     check_has_memory(path, into)
 
