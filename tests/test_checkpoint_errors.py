@@ -473,6 +473,14 @@ def test_a_model_of_other_shapes_or_names_is_a_value_error_of_restore(checkpoint
             checkpointer.restore({"model": model})
 
 
+def test_an_optimizer_of_other_parameters_or_groups_is_a_value_error_of_restore(checkpointer):
+    weight, bias = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(3))
+    checkpointer.save(3, {"optim": torch.optim.SGD([weight, bias])})
+    for groups in ([weight], [{"params": [weight]}, {"params": [bias]}]):
+        with pytest.raises(ValueError, match=r"step 3 in '.*run' does not fit 'optim': loaded .* frozen ones included"):
+            checkpointer.restore({"optim": torch.optim.SGD(groups)})
+
+
 def test_an_error_of_a_users_load_state_dict_comes_as_it_is(checkpointer):
     class Mine(torch.nn.Linear):
         def load_state_dict(self, state, *_, **__):

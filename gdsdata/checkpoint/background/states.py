@@ -115,11 +115,16 @@ def load_state(name: str, one: Any, found: Any, place: str) -> None:
         place: words for the checkpoint.
 
     Raises:
-        ValueError: a module has other names or shapes.
+        ValueError: a module has other names or shapes, or an optimizer other parameters or groups.
         Exception: whatever its ``load_state_dict`` raises.
     """
     try:
         one.load_state_dict(found)
+    except ValueError as error:
+        if not isinstance(one, torch.optim.Optimizer) or not str(error).startswith("loaded state dict"):
+            raise
+        remedy = "make the optimizer with the parameters and groups that it had, frozen ones included"
+        raise ValueError(f"{place} does not fit {name!r}: {error}: {remedy}") from error
     except RuntimeError as error:
         if not isinstance(one, torch.nn.Module) or not str(error).startswith("Error(s) in loading state_dict"):
             raise
