@@ -24,7 +24,7 @@ from gdsdata.checkpoint.gc_pause import collector_paused
 from gdsdata.checkpoint.open_file import OpenFile, missing, most_kept_files
 from gdsdata.checkpoint.open_object import open_path
 from gdsdata.checkpoint.stored import Record, Stored, bytes_of, contiguous_stride
-from gdsdata.checkpoint.tensor_kinds import check_has_values, check_not_freed, has_own_memory
+from gdsdata.checkpoint.tensor_kinds import check_has_values, freed, has_own_memory, is_freed
 from gdsdata.checkpoint.urls import is_url
 from gdsdata.errors import CorruptData
 from gdsdata.formats.parsers import safetensors_header
@@ -161,7 +161,8 @@ def _check(tensors: Mapping[str, torch.Tensor]) -> None:
                 f"to (1,), or {instead}"
             )
         if tensor.numel() > 0:
-            check_not_freed({name: tensor})
+            if is_freed(tensor):
+                raise ValueError(freed(name, "save"))
             steps = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
             first = tensor.data_ptr()
             used.append((str(tensor.device), first, first + (steps + 1) * tensor.dtype.itemsize, name))

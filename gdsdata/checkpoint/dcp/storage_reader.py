@@ -33,7 +33,7 @@ from gdsdata.checkpoint.gc_pause import collector_paused
 from gdsdata.checkpoint.open_file import OpenFile, missing
 from gdsdata.checkpoint.record_checksums import MOST_OWN_BYTES
 from gdsdata.checkpoint.stored import Record, Stored
-from gdsdata.checkpoint.tensor_kinds import check_not_freed
+from gdsdata.checkpoint.tensor_kinds import freed, is_freed
 from gdsdata.checkpoint.tensor_reader import TensorReader
 from gdsdata.checkpoint.tree import first_device
 from gdsdata.checkpoint.urls import folder_name, is_url, last_part
@@ -308,6 +308,7 @@ def _read_tensor(item: ReadItem, stored: Stored, planner: LoadPlanner, reader: T
     name = item.storage_index.fqn
     if target.shape != item.lengths:
         raise ValueError(f"{name}: a part of {tuple(item.lengths)} was to fill a tensor of {tuple(target.shape)}")
-    check_not_freed({name: target}, "fill")
+    if is_freed(target):
+        raise ValueError(freed(name, "fill"))
     reader.tensor_into(target, box, (name,))
     reader.afterwards(functools.partial(planner.commit_tensor, item, target))

@@ -31,7 +31,7 @@ from gdsdata.checkpoint.dcp.object_file_system import names_in, place_of, remove
 from gdsdata.checkpoint.file_writer import Extent, prepare_engine
 from gdsdata.checkpoint.gc_pause import collector_paused
 from gdsdata.checkpoint.synced_folders import sync_folder
-from gdsdata.checkpoint.tensor_kinds import check_not_freed, has_own_memory, is_freed
+from gdsdata.checkpoint.tensor_kinds import freed, has_own_memory, is_freed
 from gdsdata.checkpoint.torch_zip.tensor_archives import TensorArchive, archive_of, write_archives
 from gdsdata.checkpoint.urls import folder_name, is_url, last_part
 from gdsdata.checkpoint.writers import writer_of
@@ -230,7 +230,8 @@ def _saved_by_torch(name: str, data: torch.Tensor) -> io.BytesIO:
         NotImplementedError: no reader of DCP, torch's own included, can load it.
         ValueError: its memory was freed.
     """
-    check_not_freed({name: data})
+    if is_freed(data):
+        raise ValueError(freed(name, "save"))
     if data.is_meta or data.layout is not torch.strided:
         raise NotImplementedError(
             f"{name} is a tensor of {data.layout} on {data.device}, which torch.distributed.checkpoint cannot load: "
