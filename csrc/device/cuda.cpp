@@ -390,4 +390,10 @@ std::shared_ptr<Device> cuda_device(int ordinal) {
   return device;
 }
 
+int exchange_capture_mode(int mode) {
+  const CudaApi& api = CudaApi::get();
+  api.check(api.exchange_capture_mode(&mode), "changing a thread's mode towards captures of CUDA graphs");
+  return mode;
+}
+
 }  // namespace gdsdata

@@ -20,6 +20,7 @@
 #include "base/pickle.h"
 #include "base/processor.h"
 #include "device/anonymous_memory.h"
+#include "device/device.h"
 #include "engine/engine.h"
 #include "python/batches.h"
 #include "python/block_cache.h"
@@ -188,6 +189,7 @@ PYBIND11_MODULE(_engine, module) {
         prefer_huge_pages(buffer.begin, buffer.bytes);
       },
       py::arg("memory"));
+  module.def("exchange_capture_mode", &exchange_capture_mode, py::arg("mode"));
   module.def("processor_features", [] { return names_of(processor()); });
   module.def("direct_refusals", [] { return texts_of(direct_refusals()); });
   module.def("set_cufile_search_path", &set_cufile_search_path);

@@ -21,6 +21,7 @@ from gdsdata.checkpoint.tensor_kinds import check_tensors_are_real
 from gdsdata.checkpoint.tree import first_device
 from gdsdata.checkpoint.urls import is_url, last_part
 from gdsdata.io import engine
+from gdsdata.io.captures import beside_captures
 from gdsdata.io.options import EngineOptions, options_of
 from gdsdata.progress_bars import bar
 from gdsdata.whole_numbers import flag, shown
@@ -33,6 +34,7 @@ _LONG_LOAD_BYTES = 256 << 20
 
 
 @collector_paused()
+@beside_captures()
 def save(value: Any, path: str | os.PathLike[str], *, options: EngineOptions | None = None) -> None:
     """Write a checkpoint: the whole file is on storage when this returns.
 
@@ -101,6 +103,7 @@ def save(value: Any, path: str | os.PathLike[str], *, options: EngineOptions | N
 
 @torch_arguments_explained
 @collector_paused()
+@beside_captures()
 def load(
     path: str | os.PathLike[str],
     device: torch.device | str = "cpu",

@@ -79,6 +79,7 @@ direct_refusals = _engine.direct_refusals
 noted_fallbacks = _engine.noted_fallbacks
 cufile_dma_is_possible = _engine.cufile_dma_is_possible
 prefer_huge_pages = _engine.prefer_huge_pages
+exchange_capture_mode = _engine.exchange_capture_mode
 read_heads = _engine.read_heads
 
 TOP_VARIABLE = "GDSDATA_TOP"  # of the environment: 1 has processes report to `gdsdata.top`

@@ -35,6 +35,7 @@ from gdsdata.checkpoint.torch_zip.gathering import SHORT_BYTES
 from gdsdata.checkpoint.torch_zip.state_layout import StateLayout
 from gdsdata.errors import SaveAborted
 from gdsdata.io import engine
+from gdsdata.io.captures import beside_captures
 from gdsdata.io.options import EngineOptions
 
 # Pieces that are written at a time: storage works on others while Python gets to the next one. In
@@ -92,6 +93,7 @@ class SaveJob:
         if self._snapshot is not None:
             self._sources = Sources.of(self._snapshot.storages)
 
+    @beside_captures()
     def stage(self) -> None:
         """Copy the state to the host, as fast as there is room.
 
@@ -143,6 +145,7 @@ class SaveJob:
     def check(self) -> None:
         """Raise the error that keeps this save from beginning: there is none."""
 
+    @beside_captures()
     def write(self, path: str, writers: DaemonThreads, options: EngineOptions, copy: OwnCopy | NoCopy = NO_COPY) -> int:
         """Write the file; it is on storage when this returns.
 

@@ -15,6 +15,7 @@ from gdsdata.data.batches.settings import BatchSettings
 from gdsdata.data.batches.values import FieldBytes, FieldValues
 from gdsdata.formats.fields import FieldIndex
 from gdsdata.io import engine
+from gdsdata.io.captures import beside_captures
 from gdsdata.io.memory import MemoryPool
 from gdsdata.io.program_end import stop_at_exit
 
@@ -105,6 +106,7 @@ class FieldReader(EngineReader[FieldIndex]):
     def _start(self, reads: list[Read], read: FieldBytes) -> Future[tuple[dict[str, int], dict[int, Any]]] | Reads:
         return self._readers.submit(self._fetch, reads, read) if self._values.ahead else Reads(reads)
 
+    @beside_captures()
     def _fetch(self, reads: list[Read], read: FieldBytes) -> tuple[dict[str, int], dict[int, Any]]:
         """Read and decode a batch, on a thread.
 

@@ -1,0 +1,30 @@
+"""Work on GPUs beside a thread that captures a CUDA graph."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+from gdsdata.io.engine import exchange_capture_mode
+
+_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
+
+
+@contextlib.contextmanager
+def beside_captures() -> Iterator[None]:
+    """Have torch's calls in the block end no capture by another thread, and not fail because of it.
+
+    For ``with``, or as a decorator. In torch's default mode of a capture, other threads may not
+    wait for an event, or copy to the CPU, unless they say that it has nothing to do with the
+    capture. The engine says so for its own calls.
+    """
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        yield
+        return
+    own = exchange_capture_mode(_RELAXED)
+    try:
+        yield
+    finally:
+        exchange_capture_mode(own)
