@@ -284,7 +284,7 @@ NEEDED = {
         "observe.times",
     ),
     *("data", "data.dataset", "data.batch_dataset", "data.arguments", "data.counts", "data.groups", "data.iteration"),
-    *("progress_bars", "observe.counted", "io.conversions", "io.at_fork", "storage.regular"),
+    *("progress_bars", "observe.counted", "io.conversions", "storage.regular"),
     *("data.indexing", "data.loaders", "data.progress", "data.ranks", "data.samples", "whole_numbers"),
     *("data.epoch_dataset", "data.ranked_dataset", "data.shared_rows"),
     *("data.split", "data.batches", "data.batches.reader", "data.batches.ring", "data.batches.settings"),

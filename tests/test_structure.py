@@ -225,7 +225,7 @@ FOLDERS = {
     "distinct": set(),
     "drawn_bars": set(),
     "errors": set(),
-    "fork_safe": set(),
+    "fork_safe": {"torch_private"},
     "user_cache": set(),
     "warn": set(),
     "whole_numbers": set(),

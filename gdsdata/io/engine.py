@@ -19,10 +19,7 @@ import torch
 from gdsdata import torch_private
 from gdsdata.errors import BackendUnavailable
 from gdsdata.fork_safe import fork_safe_lock
-from gdsdata.io import (
-    at_fork,  # noqa: F401 (it registers what a fork needs)
-    program_end,  # noqa: F401 (registers its exit handler first, so that it is called last)
-)
+from gdsdata.io import program_end  # noqa: F401 (registers its exit handler first, so that it is called last)
 from gdsdata.io.conversions import conversion_of, conversion_on
 from gdsdata.io.device_names import device_of
 from gdsdata.io.dlpack_types import DLPACK_TYPES
