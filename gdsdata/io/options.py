@@ -91,6 +91,8 @@ class EngineOptions:
     def __post_init__(self) -> None:
         for field in fields(self):
             value, (kind, remedy) = getattr(self, field.name), _KINDS[type(field.default)]
+            if value is field.default:
+                continue
             if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
                 shown = f"{field.name}={value!r:.100}"
                 raise TypeError(f"EngineOptions({shown}) is of type {type(value).__name__}: give {remedy}")
