@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
 from gdsdata.errors import CorruptData
 from gdsdata.formats.extents import Extents
 from gdsdata.formats.field import Field
-from gdsdata.formats.index import Made, Readers, SampleIndex, runs_of_files
+from gdsdata.formats.index import SampleIndex, runs_of_files
 from gdsdata.formats.plan import Plan
 from gdsdata.io import engine
+
+if TYPE_CHECKING:
+    from gdsdata.formats.index import Made, Readers
 
 __all__ = ["Field", "FieldIndex"]
 

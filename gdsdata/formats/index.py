@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.context import get_spawning_popen
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 
@@ -22,36 +22,36 @@ from gdsdata.storage.heads import sizes_of
 from gdsdata.storage.paths import joined
 
 Self = TypeVar("Self", bound="SampleIndex")
-Made = TypeVar("Made", covariant=True)
 
+if TYPE_CHECKING:
+    Made = TypeVar("Made", covariant=True)
 
-class Readers(Protocol[Made]):
-    """Makes readers of samples: one method for each way in which samples lie.
+    class Readers(Protocol[Made]):
+        """Makes readers of samples: one method for each way in which samples lie.
 
-    See `SampleIndex.read_by`. Indexes of other modules are Any, because these import this one.
-    """
+        See `SampleIndex.read_by`. Indexes of other modules are Any, because these import this one.
+        """
 
-    def of_one_size(self, index: Index) -> Made:
-        """Return what reads the samples of an `Index`."""
+        def of_one_size(self, index: Index) -> Made:
+            """Return what reads the samples of an `Index`."""
 
-    def of_fields(self, index: Any) -> Made:
-        """Return what reads the samples of a `fields.FieldIndex`."""
+        def of_fields(self, index: Any) -> Made:
+            """Return what reads the samples of a `fields.FieldIndex`."""
 
-    def of_windows(self, index: Any) -> Made:
-        """Return what reads the samples of a `windows.WindowIndex`."""
+        def of_windows(self, index: Any) -> Made:
+            """Return what reads the samples of a `windows.WindowIndex`."""
 
-    def of_row_groups(self, index: Any) -> Made:
-        """Return what reads the samples of a `tables.TableIndex`."""
+        def of_row_groups(self, index: Any) -> Made:
+            """Return what reads the samples of a `tables.TableIndex`."""
 
+    class MappedFile(Protocol):
+        """A file that an index is mapped from."""
 
-class MappedFile(Protocol):
-    """A file that an index is mapped from."""
+        def is_there(self) -> bool:
+            """Return whether its path still names this file."""
 
-    def is_there(self) -> bool:
-        """Return whether its path still names this file."""
-
-    def index(self) -> SampleIndex:
-        """Return its index; any process of this machine may call it."""
+        def index(self) -> SampleIndex:
+            """Return its index; any process of this machine may call it."""
 
 
 @dataclass(frozen=True, eq=False, init=False, repr=False)

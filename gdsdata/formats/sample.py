@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,7 +12,19 @@ import torch
 from gdsdata.fork_safe import cached_property
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Protocol
+
     from numpy.typing import DTypeLike
+
+    class IndexedFiles(Protocol):
+        """The files of a `gdsdata.formats.index.SampleIndex`."""
+
+        @property
+        def size_bytes(self) -> np.ndarray: ...
+        @property
+        def mtime_ns(self) -> np.ndarray: ...
+        def joined_paths(self, more: Sequence[str] = ()) -> np.ndarray: ...
 else:
     DTypeLike = Any  # at run time: numpy.typing takes as long to import as all of this
 
@@ -100,13 +111,3 @@ def numpy_dtype(dtype: DTypeLike | torch.dtype) -> np.dtype:
         return np.dtype(dtype)
     except TypeError as error:
         raise TypeError(f"dtype={dtype!r} is no dtype of numpy or torch ({error}): write one as in '<f4'") from None
-
-
-class IndexedFiles(Protocol):
-    """The files of a `gdsdata.formats.index.SampleIndex`."""
-
-    @property
-    def size_bytes(self) -> np.ndarray: ...
-    @property
-    def mtime_ns(self) -> np.ndarray: ...
-    def joined_paths(self, more: Sequence[str] = ()) -> np.ndarray: ...

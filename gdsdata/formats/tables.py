@@ -15,12 +15,14 @@ from gdsdata.formats.column_values import HasNulls, OtherShape, TimesBeyond, Val
 from gdsdata.formats.columns import Column, arrow_module, check_alike, nulls_among_numbers
 from gdsdata.formats.dictionaries import TooLarge
 from gdsdata.formats.field import Field
-from gdsdata.formats.index import Made, Readers, SampleIndex, files_of_part, first_samples
+from gdsdata.formats.index import SampleIndex, files_of_part, first_samples
 from gdsdata.formats.plan import Plan
 from gdsdata.storage.opened import of_each
 
 if TYPE_CHECKING:
     import pyarrow
+
+    from gdsdata.formats.index import Made, Readers
 
 
 class TableFile(Protocol):

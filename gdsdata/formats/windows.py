@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from gdsdata.formats.index import Index, Made, Readers, SampleIndex
+from gdsdata.formats.index import Index, SampleIndex
 from gdsdata.formats.plan import Plan
 from gdsdata.formats.sample import Sample
 from gdsdata.io import engine
+
+if TYPE_CHECKING:
+    from gdsdata.formats.index import Made, Readers
 
 
 @dataclass(frozen=True, eq=False)

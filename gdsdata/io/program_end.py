@@ -23,14 +23,16 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Generator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from typing import Protocol
 
-class Stoppable(Protocol):
-    """An object whose executor has threads that work ahead."""
+    class Stoppable(Protocol):
+        """An object whose executor has threads that work ahead."""
 
-    def stop(self) -> None:
-        """Drop what has not begun, and end all waits for storage. Does not block."""
+        def stop(self) -> None:
+            """Drop what has not begun, and end all waits for storage. Does not block."""
 
 
 class Ending:

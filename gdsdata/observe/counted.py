@@ -10,19 +10,21 @@ import os
 import threading
 import weakref
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 Counters = dict[str, Any]  # numbers that only rise, or dicts of such numbers
 
+if TYPE_CHECKING:
+    from typing import Protocol
 
-class Counting(Protocol):
-    """An object of this process that counts. Any thread may call its methods."""
+    class Counting(Protocol):
+        """An object of this process that counts. Any thread may call its methods."""
 
-    def counters(self) -> Counters:
-        """Return numbers that only rise, or dicts of them."""
+        def counters(self) -> Counters:
+            """Return numbers that only rise, or dicts of them."""
 
-    def gauges(self) -> dict[str, Any]:
-        """Return numbers and names of this moment."""
+        def gauges(self) -> dict[str, Any]:
+            """Return numbers and names of this moment."""
 
 
 class Noted:
