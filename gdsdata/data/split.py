@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any
 
 from gdsdata.formats.index import SampleIndex
 from gdsdata.whole_numbers import shown
@@ -15,17 +15,16 @@ _SLICE = r"(?s)(.+)\[(.*)\]"
 _PERCENT = r"(?:(\d{1,3})%)?:(?:(\d{1,3})%)?"
 
 
-class Split(NamedTuple):
+class Split:
     """A part of a data set.
 
-    Attributes:
+    Args:
         name: of the split whose files are meant; None: all files of the source.
         begin, end: of the part of their samples, as fractions of their number.
     """
 
-    name: str | None = None
-    begin: float = 0.0
-    end: float = 1.0
+    def __init__(self, name: str | None = None, begin: float = 0.0, end: float = 1.0) -> None:
+        self.name, self.begin, self.end = name, begin, end
 
 
 def checked_split(split: Any) -> Split:
@@ -80,6 +79,6 @@ def part_of(index: SampleIndex, split: Split, source: str) -> SampleIndex:
     samples = len(index)
     begin, end = (math.floor(bound * samples + 0.5) for bound in bounds)
     if begin == end:
-        said = bounds if split.name is None else tuple(split)
+        said = bounds if split.name is None else (split.name, *bounds)
         raise ValueError(f"split={said}: of the {samples} samples of {source} it has none: use a larger part")
     return index.part(begin, end)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
 
-
-class Entry(NamedTuple):
+class Entry:
     """A format.
 
-    Attributes:
+    Args:
         name: of its class, in `gdsdata.formats`.
         module: of `gdsdata.formats` that has the class.
         title: names its files in errors.
@@ -16,10 +14,8 @@ class Entry(NamedTuple):
             "" if nothing in a file shows the format.
     """
 
-    name: str
-    module: str
-    title: str
-    recogniser: str
+    def __init__(self, name: str, module: str, title: str, recogniser: str) -> None:
+        self.name, self.module, self.title, self.recogniser = name, module, title, recogniser
 
 
 # The format of a file is the first that recognizes it. The format is then made with its defaults.

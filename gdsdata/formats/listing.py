@@ -6,7 +6,7 @@ import itertools
 import os
 import stat
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from gdsdata.errors import IoError
 from gdsdata.formats.parsers import magics
@@ -22,10 +22,10 @@ Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 _KIND_BITS = 0o170000  # of st_mode: S_IFMT
 
 
-class Listing(NamedTuple):
+class Listing:
     """The files that a source means.
 
-    Attributes:
+    Args:
         paths: absolute paths and URLs, each once, ordered by name; those that a state.json lists,
             in its order (`saved_datasets`).
         folders: as they were before they were read.
@@ -33,9 +33,8 @@ class Listing(NamedTuple):
             paths.
     """
 
-    paths: Sequence[str]
-    folders: list[Folder]
-    states: Sequence[str] = ()
+    def __init__(self, paths: Sequence[str], folders: list[Folder], states: Sequence[str] = ()) -> None:
+        self.paths, self.folders, self.states = paths, folders, states
 
 
 def listing_of(source: Source, split: str | None = None) -> Listing:

@@ -13,7 +13,7 @@ import math
 import struct
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
@@ -35,13 +35,11 @@ _HEAD_BYTES = 128
 _LARGEST_DATA_BYTES = 2**62
 
 
-class Header(NamedTuple):
+class Header:
     """The header of an npy file, whose bytes of data begin at ``data_offset``."""
 
-    dtype: np.dtype
-    fortran_order: bool
-    shape: tuple[int, ...]
-    data_offset: int
+    def __init__(self, dtype: np.dtype, fortran_order: bool, shape: tuple[int, ...], data_offset: int) -> None:
+        self.dtype, self.fortran_order, self.shape, self.data_offset = dtype, fortran_order, shape, data_offset
 
     @property
     def data_bytes(self) -> int:

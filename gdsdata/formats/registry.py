@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from gdsdata.formats.catalog import FORMATS, Entry
 from gdsdata.formats.index import Format
@@ -22,19 +22,18 @@ _MOST_SPLITS = 20  # that an error names
 _MOST_ENDINGS = 20  # of files that are looked at for an error
 
 
-class Recogniser(NamedTuple):
+class Recogniser:
     """A format that is known by a file.
 
-    Attributes:
+    Args:
         name: of the format, for errors.
         ``recognises``: called with the first `HEAD_BYTES` of a file (fewer if it is shorter) and
             its path.
         make: returns the format with its defaults.
     """
 
-    name: str
-    recognises: Callable[[bytes, str], bool]
-    make: Callable[[], Format]
+    def __init__(self, name: str, recognises: Callable[[bytes, str], bool], make: Callable[[], Format]) -> None:
+        self.name, self.recognises, self.make = name, recognises, make
 
 
 def _default_of(entry: Entry) -> Format:

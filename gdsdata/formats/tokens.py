@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -45,12 +45,11 @@ _FEWEST_TOKENS = 64
 _LOOKED_AT = 100
 
 
-class _Layout(NamedTuple):
+class _Layout:
     """The place of a file's tokens."""
 
-    dtype: np.dtype
-    base_bytes: int
-    tokens: int
+    def __init__(self, dtype: np.dtype, base_bytes: int, tokens: int) -> None:
+        self.dtype, self.base_bytes, self.tokens = dtype, base_bytes, tokens
 
 
 @dataclass(frozen=True)

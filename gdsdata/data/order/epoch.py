@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -30,10 +30,10 @@ def part_of_step(step_samples: int, share: Share, place: int = 0, peers: int = 1
     return range(first + begin, first + min(begin + most, batch))
 
 
-class Epoch(NamedTuple):
+class Epoch:
     """An epoch of one process.
 
-    Attributes:
+    Args:
         shuffle: what `permutation.Order` takes.
         samples: in the epoch.
         step_samples: samples in a step of all ranks.
@@ -41,12 +41,17 @@ class Epoch(NamedTuple):
         seed, number: choose the order.
     """
 
-    shuffle: bool | Lanes | RowGroupShuffle
-    samples: int
-    step_samples: int
-    part: range
-    seed: int
-    number: int
+    def __init__(
+        self,
+        shuffle: bool | Lanes | RowGroupShuffle,
+        samples: int,
+        step_samples: int,
+        part: range,
+        seed: int,
+        number: int,
+    ) -> None:
+        self.shuffle, self.samples, self.step_samples = shuffle, samples, step_samples
+        self.part, self.seed, self.number = part, seed, number
 
     def lanes(self) -> tuple[LanePermutation, range] | None:
         """Return the permutation of a lane shuffle and this process's lanes.

@@ -11,11 +11,23 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gdsdata.io import engine
+
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    class Shuffle(Protocol):
+        """A way to shuffle that `Order` can take in the place of the uniform one."""
+
+        def permutation(
+            self, samples: int, step_samples: int, seed: int, epoch: int
+        ) -> Callable[[np.ndarray], np.ndarray]:
+            """Return an epoch's bijection on ``range(samples)``: positions to ids, int64 (m,)."""
+
 
 _LARGEST_N = 2**62
 UNEVEN = ("drop", "pad", "repeat")
@@ -118,26 +130,6 @@ def as_array(numbers: range | np.ndarray) -> np.ndarray:
     if isinstance(numbers, range):
         return np.arange(numbers.start, numbers.stop, numbers.step, dtype=np.int64)
     return numbers
-
-
-class Shuffle(Protocol):
-    """A way to shuffle that `Order` can take in the place of the uniform one."""
-
-    def permutation(self, samples: int, step_samples: int, seed: int, epoch: int) -> Callable[[np.ndarray], np.ndarray]:
-        """Return an epoch's bijection on ``range(samples)``: positions to ids, int64 (m,)."""
-
-
-class Runs(NamedTuple):
-    """Batches as runs of positions in an epoch, none of which is of two batches.
-
-    Attributes:
-        begin, length: int64 (runs,), the first position of each, and how many follow each other.
-        sizes: int64 (batches,), samples.
-    """
-
-    begin: np.ndarray
-    length: np.ndarray
-    sizes: np.ndarray
 
 
 class Order:
@@ -298,11 +290,15 @@ class Order:
         permutation = self._permutation(epoch)
         return permutation(positions) if permutation else positions, sizes
 
-    def runs_of(self, numbers: range | np.ndarray) -> Runs:
-        """Return batches, by their numbers, as runs of positions.
+    def runs_of(self, numbers: range | np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return batches, by their numbers, as runs of positions, none of which is of two batches.
 
         Args:
             numbers: as of `samples_of`.
+
+        Returns:
+            The first position of each run, and how many follow each other: int64 (runs,). The
+            samples of each batch: int64 (batches,).
         """
         numbers = as_array(numbers)
         size, step_size = self.largest_batch, self._batch_size * self._world_size
@@ -317,7 +313,7 @@ class Order:
             begins = np.array([start, *ends[:-1]])
             begin, length = np.append(begin, begins % self._samples), np.append(length, ends - begins)
             sizes[-1] = self._last_size
-        return Runs(begin, length, sizes)
+        return begin, length, sizes
 
     def uniform(self, epoch: int) -> tuple[int, int, int, np.ndarray] | None:
         """Return the epoch's `Permutation.arguments`, without keys if it is not shuffled.
