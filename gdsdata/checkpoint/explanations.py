@@ -244,9 +244,10 @@ _A_ZIP_BEHIND = "did you mean to use torch.jit.load"
 # torch's words about archives that torch.save did not write.
 _ANOTHER_ZIP = ("failed locating file data.pkl", 'hasRecord("version")', "archive is not in a subdirectory")
 _TORCHSCRIPT = "TorchScript archives passed to"
+# Compiled when first used: they are for errors.
 # torch's words about what weights_only forbids: its name, with its module.
-_FORBIDDEN = re.compile(r"GLOBAL ([\w.<>]+) (?:was not an allowed global|whose module \S+ is blocked)")
-_COLORS = re.compile(r"\x1b\[[0-9;]*m")  # of a terminal, in torch's words
+_FORBIDDEN = r"GLOBAL ([\w.<>]+) (?:was not an allowed global|whose module \S+ is blocked)"
+_COLORS = r"\x1b\[[0-9;]*m"  # of a terminal, in torch's words
 
 
 def forbidden(place: str, error: BaseException | None, call: str) -> pickle.UnpicklingError | None:
@@ -257,7 +258,7 @@ def forbidden(place: str, error: BaseException | None, call: str) -> pickle.Unpi
         error: of torch.
         call: what the user called, with the argument that allows it.
     """
-    found = _FORBIDDEN.search(str(error))
+    found = re.search(_FORBIDDEN, str(error))
     if found is None:
         return None
     name, module = found[1], found[1].rpartition(".")[0]
@@ -304,7 +305,7 @@ def _explained(error: Exception, place: str, head: bytes, weights_only: bool | N
     if takes_it_for_another and not head.startswith(_TORCH_MAGICS):
         # torch takes it for a pickle or a TorchScript archive, and may advise weights_only=False.
         return CorruptData(f"{place} is damaged: it begins with {head[:4]!r}, as no file of torch's does. {_FETCH}")
-    said = _COLORS.sub("", str(error)) or type(error).__name__
+    said = re.sub(_COLORS, "", str(error)) or type(error).__name__
     if any(words in said for words in _ANOTHER_ZIP):
         remedy = "torch.export.load reads a .pt2 archive. Unpack another zip, and load the files in it"
         return CorruptData(f"{place} is a zip that torch.save did not write in this form: {remedy}")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gdsdata.collective.transfers import SharedReads
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Extents:
     """The reads into one device's memory."""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import io
 import os
-import resource
 import sys
 from collections.abc import Sequence
 from typing import Any, BinaryIO
@@ -27,6 +26,8 @@ def most_kept_files() -> int:
 
     At two descriptors each, they take a quarter of the process's limit.
     """
+    import resource  # late: few calls open several files, and a start pays for its library
+
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 4096 if soft == resource.RLIM_INFINITY else min(max(soft // 8, 4), 4096)
 

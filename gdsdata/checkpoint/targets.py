@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Container, Iterable
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 
@@ -26,19 +26,17 @@ from gdsdata.checkpoint.tree import Leaf, Path, any_leaf, leaves, name_of
 _MOST_NAMES_SHOWN = 5
 
 
-class Words(NamedTuple):
+class Words:
     """Words in which a tree is refused that a file cannot fill.
 
-    Attributes:
+    Args:
         tree: what the tree is called.
         misnamed, unlike: what to do about other names, and about another shape or dtype.
         uncopied: what else to do about a tensor that takes no copy.
     """
 
-    tree: str
-    misnamed: str
-    unlike: str
-    uncopied: str
+    def __init__(self, tree: str, misnamed: str, unlike: str, uncopied: str) -> None:
+        self.tree, self.misnamed, self.unlike, self.uncopied = tree, misnamed, unlike, uncopied
 
 
 OF_A_LOAD = Words(
