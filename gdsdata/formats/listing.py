@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gdsdata.errors import IoError
-from gdsdata.formats.parsers import magics
 from gdsdata.storage.heads import statuses_of
 from gdsdata.storage.paths import absolute, absolutes, contain
 from gdsdata.storage.urls import have_urls, is_remote
@@ -66,6 +65,10 @@ def listing_of(source: Source, split: str | None = None) -> Listing:
     modes, _, _ = statuses_of(local)
     are_files = (modes != 0) & (modes & _KIND_BITS != stat.S_IFDIR)
     found = set(absolutes(list(itertools.compress(local, are_files.tolist()))))
+    if are_files.all() and not of_urls and split is None:
+        return Listing(sorted(found), [])
+    from gdsdata.formats.data_files import has_dataset, refuse_table, without_beside  # late: files by name need none
+
     in_folders: dict[str, list[str]] = {}
     for url, objects in of_urls.items():
         if not objects:
@@ -73,7 +76,7 @@ def listing_of(source: Source, split: str | None = None) -> Listing:
         if objects[0].startswith(f"{url.rstrip('/')}/"):
             in_folders[url] = objects
         else:
-            found.update(_without_beside(objects))
+            found.update(without_beside(objects))
     folders: list[Folder] = []
     if not are_files.all():
         from gdsdata.formats.expansion import Expansion  # late: a file needs none
@@ -87,21 +90,21 @@ def listing_of(source: Source, split: str | None = None) -> Listing:
 
                 raise FileNotFoundError(f"{one} {no_files_in(one)}")
             if os.path.isdir(one):
-                _refuse_table(one)
+                refuse_table(one)
                 in_folders[absolute(one)] = files
             else:
-                found.update(_without_beside(files))
+                found.update(without_beside(files))
         folders = list(expansion.folders.values())
     chosen = in_folders
     if split is not None:
         chosen, found = _of_split(split, in_folders, found)
-    if not any(map(_has_dataset, in_folders.values())):
-        found.update(path for files in chosen.values() for path in _without_beside(files))
+    if not any(map(has_dataset, in_folders.values())):
+        found.update(path for files in chosen.values() for path in without_beside(files))
         return Listing(sorted(found), folders)
     from gdsdata.formats.saved_datasets import data_of, in_order  # late: few folders need it
 
     data = [data_of(files, in_folders[root]) for root, files in chosen.items()]
-    found.update(path for one in data for path in _without_beside(one.files))
+    found.update(path for one in data for path in without_beside(one.files))
     ordered = in_order(found, [listed for one in data for listed in one.lists])
     return Listing(ordered, folders, tuple(path for one in data for path in one.states))
 
@@ -116,37 +119,16 @@ def _check_reachable(path: str) -> None:
         raise IoError.caused_by(error, f"{path} cannot be looked at: {error.strerror}", path) from error
 
 
-def _refuse_table(folder: str) -> None:
-    for log in magics.LOGS_OF_TABLES:
-        if os.path.isdir(os.path.join(folder, log)):
-            from gdsdata.formats.other_kinds import refuse_table  # late: this is for an error
-
-            refuse_table(folder, log)
-
-
 def _of_split(split: str, in_folders: dict[str, list[str]], others: set[str]) -> tuple[dict[str, list[str]], set[str]]:
     """Return the files of a split: of each folder, and of the local and the remote others."""
+    from gdsdata.formats.data_files import without_beside
     from gdsdata.formats.named_splits import common_folder, files_of_split
 
     found: set[str] = set()
     for some in ([one for one in others if is_remote(one) is kind] for kind in (False, True)):
         if some:
-            found.update(_without_beside(files_of_split(split, common_folder(some), some)))
+            found.update(without_beside(files_of_split(split, common_folder(some), some)))
     return {root: files_of_split(split, root, files) for root, files in in_folders.items()}, found
-
-
-def _has_dataset(files: list[str]) -> bool:
-    """Return whether there are files that `datasets` leaves in its folders."""
-    joined = "\0".join(files)  # one search in all names is faster
-    return f"/{magics.SAVED_STATE}" in joined or f"/{magics.DATASET_INFO}" in joined
-
-
-def _without_beside(files: list[str]) -> list[str]:
-    """Leave out files that stand beside data, unless there are no others."""
-    joined = "\0".join(files)  # one search in all names is faster
-    if not any(name in joined for name in magics.BESIDE_DATA):
-        return files
-    return [path for path in files if not magics.is_beside_data(path)] or files
 
 
 def _files_of_urls(sources: list[str], is_deep: bool) -> dict[str, list[str]]:
