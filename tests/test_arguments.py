@@ -151,7 +151,7 @@ def outcome_of(file, **arguments):
     except ValueError as error:
         return str(error)
     settings = data._samples.settings
-    return len(data), data.rank, data.world_size, settings._replace(device=None), [batch.tolist() for batch in data]
+    return len(data), data.rank, data.world_size, {**vars(settings), "device": None}, [batch.tolist() for batch in data]
 
 
 @pytest.mark.filterwarnings("default:.*old spelling")

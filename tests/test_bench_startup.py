@@ -317,7 +317,6 @@ FORMATS = {"npy": "formats.npy.Npy", "tokens": "formats.tokens.Tokens", "records
 # class takes 0.01. So these are classes that programs make or compare.
 GENERATED = {
     *("data.groups.Fields", "data.groups.Reading", "data.groups.Sharding", "data.ranks.Share"),
-    "data.batches.settings.BatchSettings",
     *("formats.index.Index", "formats.index.SampleIndex", "formats.plan.Plan", "formats.sample.Sample"),
     "io.options.EngineOptions",
 }

@@ -156,7 +156,7 @@ class Samples:
         data = compared(self.identity_of_data())
         call = {**self.identity(), **data, "epoch": number, "batch_size": self.settings.batch_size}
         inner = self.source.reader(epoch, owner)
-        return SharedReader(inner, peers, self.settings._replace(batch_size=self.order.largest_batch), call)
+        return SharedReader(inner, peers, self.settings.but(batch_size=self.order.largest_batch), call)
 
     def check_memory(self, batches: int) -> None:
         """Refuse batches in flight that need more memory than there is, before any is taken.
@@ -348,9 +348,9 @@ class Samples:
         self.shuffle = shuffle
 
     def _make_source(self) -> None:
-        settings = self.settings._replace(options=self._batch_options, batch_size=self._batch_samples)
+        settings = self.settings.but(options=self._batch_options, batch_size=self._batch_samples)
         if self._peers is not None:  # whole batches are made of the gathered parts
-            settings = settings._replace(ragged="flat", zero_copy=False)
+            settings = settings.but(ragged="flat", zero_copy=False)
         self.source = self.index.read_by(_Sources(settings))
 
     @property
