@@ -141,8 +141,8 @@ std::shared_ptr<Device> host_device();
 // object. Throws Failure (kUnavailable) if there is no driver or no such GPU.
 std::shared_ptr<Device> cuda_device(int ordinal);
 
-// Exchanges the calling thread's mode towards captures of CUDA graphs by other threads (the driver's
-// numbers). Returns the mode before. Throws Failure.
+// Exchanges the calling thread's mode towards captures of CUDA graphs by other threads (the
+// driver's numbers). Returns the mode before. Throws Failure.
 int exchange_capture_mode(int mode);
 
 }  // namespace gdsdata
