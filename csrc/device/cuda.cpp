@@ -94,27 +94,42 @@ class Gpu {
   CudaApi::Function gather_ = nullptr;
 };
 
+// The thread's mode towards captures before it stepped beside them; -1: it has not.
+thread_local int mode_before = -1;
+
 // While another thread of the program captures a CUDA graph, a call such as event_query fails, and
-// ends that capture. In this mode it does not: it has nothing to do with the capture.
-class BesideCaptures {
+// ends that capture. It does not if the calling thread's mode says that it has nothing to do with
+// captures.
+bool step_beside(const CudaApi& api) noexcept {
+  if (mode_before >= 0) return false;
+  int mode = CudaApi::kCaptureModeRelaxed;
+  if (api.exchange_capture_mode(&mode) != CudaApi::kSuccess) return false;
+  mode_before = mode;
+  return true;
+}
+
+void step_back_from(const CudaApi& api) noexcept {
+  int mode = std::exchange(mode_before, -1);
+  api.exchange_capture_mode(&mode);
+}
+
+class Stepped {
  public:
-  explicit BesideCaptures(const CudaApi& api)
-      : api_(api), is_exchanged_(api.exchange_capture_mode(&mode_) == CudaApi::kSuccess) {}
-  ~BesideCaptures() {
-    if (is_exchanged_) api_.exchange_capture_mode(&mode_);
+  explicit Stepped(const CudaApi& api) : api_(api), stepped_(step_beside(api)) {}
+  ~Stepped() {
+    if (stepped_) step_back_from(api_);
   }
-  BesideCaptures(const BesideCaptures&) = delete;
-  BesideCaptures& operator=(const BesideCaptures&) = delete;
+  Stepped(const Stepped&) = delete;
+  Stepped& operator=(const Stepped&) = delete;
 
  private:
   const CudaApi& api_;
-  int mode_ = CudaApi::kCaptureModeRelaxed;  // then the thread's own
-  const bool is_exchanged_;
+  const bool stepped_;
 };
 
 class Current {
  public:
-  explicit Current(Gpu& gpu) : gpu_(gpu), beside_captures_(gpu.api) {
+  explicit Current(Gpu& gpu) : gpu_(gpu), stepped_(gpu.api) {
     gpu.api.check(gpu.api.context_push(gpu.context), "using " + gpu.name());
   }
   ~Current() {
@@ -126,13 +141,13 @@ class Current {
 
  private:
   Gpu& gpu_;
-  const BesideCaptures beside_captures_;
+  const Stepped stepped_;
 };
 
 // For destructors. If the driver has shut down, everything is released already.
 template <typename Call>
 void release_on(Gpu& gpu, Call call) {
-  const BesideCaptures beside_captures(gpu.api);
+  const Stepped stepped(gpu.api);
   if (gpu.api.context_push(gpu.context) != CudaApi::kSuccess) return;
   call();
   CudaApi::Context context = nullptr;
@@ -368,9 +383,10 @@ class CudaDevice final : public Device {
     const auto* first = reinterpret_cast<const std::byte*>(begin);
     return {first, first + bytes};
   }
+  bool step_beside_captures() noexcept override { return step_beside(gpu_.api); }
+  void step_back() noexcept override { step_back_from(gpu_.api); }
   void bind_thread() override {
-    int mode = CudaApi::kCaptureModeRelaxed;  // for libraries that this thread calls (see BesideCaptures)
-    gpu_.api.exchange_capture_mode(&mode);
+    step_beside_captures();
     gpu_.api.check(gpu_.api.context_set(gpu_.context), "using " + gpu_.name());
   }
 

@@ -132,6 +132,26 @@ class Device {
   // For a thread of this package that calls libraries: the device is its current one from now on,
   // and its calls end no capture of a CUDA graph by another thread.
   virtual void bind_thread() = 0;
+  // See BesideCaptures. Returns whether to step back.
+  virtual bool step_beside_captures() noexcept = 0;
+  virtual void step_back() noexcept = 0;
+};
+
+// While it lives, no call of the driver by this thread ends the capture of a CUDA graph by another
+// thread, or fails because of it. Each call cares for that by itself. That takes less than 1 us
+// (H200), and nothing within a block of this kind.
+class BesideCaptures {
+ public:
+  explicit BesideCaptures(Device& device) : device_(device), stepped_(device.step_beside_captures()) {}
+  ~BesideCaptures() {
+    if (stepped_) device_.step_back();
+  }
+  BesideCaptures(const BesideCaptures&) = delete;
+  BesideCaptures& operator=(const BesideCaptures&) = delete;
+
+ private:
+  Device& device_;
+  const bool stepped_;
 };
 
 // The processor's own memory.

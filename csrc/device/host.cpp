@@ -39,6 +39,8 @@ class HostDevice final : public Device {
     return {nullptr, reinterpret_cast<const std::byte*>(UINTPTR_MAX)};
   }
   void bind_thread() override {}
+  bool step_beside_captures() noexcept override { return false; }
+  void step_back() noexcept override {}
 
  private:
   [[noreturn]] static void refuse() {

@@ -8,6 +8,7 @@ namespace gdsdata {
 
 Guest::Guest(const EngineOptions& options, Device& device, SegmentQueue& queue, Link& link)
     : queue_(queue),
+      device_(device),
       reader_(options, device, log_.spans),
       copies_(device, link, kStagingBytes, StagedCopies::Waits::kSoon, log_),
       is_staged_(!device.host_addressable()) {}
@@ -37,6 +38,7 @@ bool Guest::help_with(const Group& group, Copies copies) {
 }
 
 void Guest::serve(ActiveSegment& active, Copies copies) {
+  const BesideCaptures beside_captures(device_);
   try {
     if (!active.stopped() && !(is_staged_ ? serve_staged(active) : serve_in_place(active))) {
       queue_.push_for_storage(std::move(active.segment));

@@ -45,6 +45,7 @@ class Guest {
   void copy_to_device(ActiveSegment& active, Copies copies) noexcept;
 
   SegmentQueue& queue_;
+  Device& device_;
   WorkerLog log_;
   ActiveSegments segments_;
   RoundReader reader_;

@@ -76,6 +76,7 @@ class Batches {
   py::object next(uintptr_t stream) {
     std::optional<Prefetcher::Batch> batch;
     const Inside inside(inside_next_);
+    const BesideCaptures beside_captures(*device_);
     {
       const WithoutGil nogil;
       batch = prefetcher_->next(check_signals);

@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from gdsdata.errors import IoError
+from gdsdata.io.captures import stay_beside_captures
 
 T = TypeVar("T")
 
@@ -143,6 +144,7 @@ def _end(calls: _Calls, count: int) -> None:
 
 def _make_calls(calls: _Calls) -> None:
     while (one := calls.get()) is not None:
+        stay_beside_captures()
         result, call = one
         del one
         # The call may hold tensors. When its result is known, the program may end, and a thread

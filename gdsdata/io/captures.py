@@ -28,3 +28,9 @@ def beside_captures() -> Iterator[None]:
         yield
     finally:
         exchange_capture_mode(own)
+
+
+def stay_beside_captures() -> None:
+    """Do the same for all that this thread, one of this package's, does and frees from now on."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        exchange_capture_mode(_RELAXED)

@@ -249,36 +249,49 @@ TEST_F(OnGpu, ACaptureOfAnotherThreadGoesOn) {
   SKIP_WITH_REAL_CUDA();
   const TemporaryFolder folder;
   const Mapped mapped(folder.write("a", random_bytes(4096, 1)), 4096);
-  int mode = 0;  // the strictest, as every thread has it at first
-  ASSERT_EQ(CudaApi::get().exchange_capture_mode(&mode), CudaApi::kSuccess);
   FAKE(cuda, fake_cuda_begin_capture)();
-  {
+  std::thread([&] {  // its mode is the strictest, as that of any thread at first
     const auto stream = device_->make_stream();
     const auto buffer = device_->allocate(4096);
     const auto pinned = device_->allocate_pinned(4096);
     const auto registration = device_->register_mapping(mapped.data(), 4096);
     stream->copy_in(buffer->data(), pinned->data(), 4096);
+    stream->record()->wait();
     auto* sources = reinterpret_cast<uint64_t*>(pinned->data());
     sources[0] = reinterpret_cast<uint64_t>(registration->on_device());
-    stream->record()->wait();
     stream->gather(buffer->data(), sources, 1, 4096);
     stream->record()->wait();
     EXPECT_NE(device_->allocation_of(buffer->data()).begin, nullptr);
-  }
+  })
+      .join();
   EXPECT_EQ(FAKE(cuda, fake_cuda_end_capture)(), 1);
 }
 
 TEST_F(OnGpu, AThreadsOwnCaptureModeIsAsBefore) {
-  const CudaApi& api = CudaApi::get();
-  for (const int own : {0, 1, 2}) {
-    int mode = own;
-    ASSERT_EQ(api.exchange_capture_mode(&mode), CudaApi::kSuccess);
-    stream_->copy_in(buffer_->data(), in_->data(), 1);
-    stream_->record()->wait();
-    (void)device_->allocate(100);
-    ASSERT_EQ(api.exchange_capture_mode(&mode), CudaApi::kSuccess);
-    EXPECT_EQ(mode, own);
-  }
+  std::thread([&] {
+    const CudaApi& api = CudaApi::get();
+    const auto mode_now = [&] {
+      int mode = CudaApi::kCaptureModeRelaxed, last = 0;
+      EXPECT_EQ(api.exchange_capture_mode(&mode), CudaApi::kSuccess);
+      last = mode;
+      EXPECT_EQ(api.exchange_capture_mode(&mode), CudaApi::kSuccess);
+      return last;
+    };
+    for (const int own : {0, 1, 2}) {
+      int mode = own;
+      ASSERT_EQ(api.exchange_capture_mode(&mode), CudaApi::kSuccess);
+      {
+        const BesideCaptures outer(*device_), inner(*device_);
+        EXPECT_EQ(mode_now(), CudaApi::kCaptureModeRelaxed);
+        stream_->copy_in(buffer_->data(), in_->data(), 1);
+        EXPECT_EQ(mode_now(), CudaApi::kCaptureModeRelaxed);
+      }
+      EXPECT_EQ(mode_now(), own);
+      stream_->record()->wait();
+      (void)device_->allocate(100);
+      EXPECT_EQ(mode_now(), own);
+    }
+  }).join();
 }
 
 TEST_F(OnGpu, AThreadOfTheDeviceLetsLibrariesWorkBesideCaptures) {

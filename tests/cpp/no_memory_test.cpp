@@ -311,6 +311,8 @@ class Unexpected final : public Device {
   std::unique_ptr<Stream> make_stream() override { return inner_->make_stream(); }
   std::unique_ptr<Stream> foreign_stream(uintptr_t handle) override { return inner_->foreign_stream(handle); }
   void bind_thread() override { inner_->bind_thread(); }
+  bool step_beside_captures() noexcept override { return inner_->step_beside_captures(); }
+  void step_back() noexcept override { inner_->step_back(); }
 
   std::atomic<int> throws{0};  // which allocation from now on throws
 
@@ -371,6 +373,8 @@ class SlowToAllocate final : public Device {
   std::unique_ptr<Stream> make_stream() override { return inner_->make_stream(); }
   std::unique_ptr<Stream> foreign_stream(uintptr_t handle) override { return inner_->foreign_stream(handle); }
   void bind_thread() override {}
+  bool step_beside_captures() noexcept override { return false; }
+  void step_back() noexcept override {}
   void allow() {
     allowed = true;
     allowed.notify_all();

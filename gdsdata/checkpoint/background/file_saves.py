@@ -18,6 +18,7 @@ from gdsdata.checkpoint.background.staging_memory import Staging
 from gdsdata.checkpoint.threads import DaemonThreads, saving_thread
 from gdsdata.checkpoint.torch_zip import torch_config
 from gdsdata.io import engine
+from gdsdata.io.captures import stay_beside_captures
 from gdsdata.io.options import EngineOptions
 from gdsdata.observe.times import note_checkpoint_stall
 from gdsdata.storage.paths import absolute
@@ -133,6 +134,7 @@ class FileSaves:
         self._counts.stalled(stall_s)
 
     def _write(self, job: SaveJob, path: str) -> None:
+        stay_beside_captures()
         try:
             job.write(path, self._writers, self._options)
         finally:

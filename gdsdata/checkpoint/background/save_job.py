@@ -145,7 +145,6 @@ class SaveJob:
     def check(self) -> None:
         """Raise the error that keeps this save from beginning: there is none."""
 
-    @beside_captures()
     def write(self, path: str, writers: DaemonThreads, options: EngineOptions, copy: OwnCopy | NoCopy = NO_COPY) -> int:
         """Write the file; it is on storage when this returns.
 

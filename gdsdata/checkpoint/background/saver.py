@@ -20,6 +20,7 @@ from gdsdata.checkpoint.background.uploads import Uploads
 from gdsdata.checkpoint.threads import DaemonThreads, saving_thread
 from gdsdata.errors import CorruptData, EngineClosed, IoError, RankLost, SaveAborted
 from gdsdata.io import engine
+from gdsdata.io.captures import stay_beside_captures
 from gdsdata.io.options import EngineOptions
 
 Job = SaveJob | ReplicaJob | FailedJob
@@ -138,6 +139,8 @@ class Saver:
         The first rank makes the folder, one rank of each state writes its file, and the first rank
         commits.
         """
+
+        stay_beside_captures()
 
         def its_description() -> Described:
             job.check()

@@ -11,6 +11,7 @@ import torch
 
 from gdsdata.checkpoint.partial_pages import PAGE_BYTES
 from gdsdata.errors import BackendUnavailable, DeviceError
+from gdsdata.io.captures import beside_captures
 from gdsdata.io.engine import warn_once
 from gdsdata.io.memory import paged_memory, pinned_memory
 from gdsdata.io.memory_budget import share_bytes
@@ -174,6 +175,7 @@ class Staging:
         """Return how many buffers are wanted and neither made nor being made."""
         return min(self._most, -(-self._wanted_bytes // self.piece_bytes)) - self._made
 
+    @beside_captures()
     def _make_in_advance(self) -> None:
         """Make buffers until there are as many as wanted. Runs in a thread of its own."""
         while (reserved := self._reserve()) is not None:

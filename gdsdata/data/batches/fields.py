@@ -15,7 +15,7 @@ from gdsdata.data.batches.settings import BatchSettings
 from gdsdata.data.batches.values import FieldBytes, FieldValues
 from gdsdata.formats.fields import FieldIndex
 from gdsdata.io import engine
-from gdsdata.io.captures import beside_captures
+from gdsdata.io.captures import stay_beside_captures
 from gdsdata.io.memory import MemoryPool
 from gdsdata.io.program_end import stop_at_exit
 
@@ -106,7 +106,6 @@ class FieldReader(EngineReader[FieldIndex]):
     def _start(self, reads: list[Read], read: FieldBytes) -> Future[tuple[dict[str, int], dict[int, Any]]] | Reads:
         return self._readers.submit(self._fetch, reads, read) if self._values.ahead else Reads(reads)
 
-    @beside_captures()
     def _fetch(self, reads: list[Read], read: FieldBytes) -> tuple[dict[str, int], dict[int, Any]]:
         """Read and decode a batch, on a thread.
 
@@ -148,3 +147,4 @@ def _use_own_stream(device: torch.device) -> None:
     torch.cuda.set_device(device)
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch does not annotate it
     torch.cuda.set_stream(stream)
+    stay_beside_captures()
