@@ -2,6 +2,11 @@
 #include <dlfcn.h>
 #include <netdb.h>
 
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+
 #include "range_reading.h"
 
 namespace {
@@ -81,14 +86,17 @@ TEST_F(RangeAttempts, ARedirectThatHasEndedIsAskedForAgain) {
 }
 
 TEST_F(RangeAttempts, RedirectsThatServeOneRequestEachAreSoonAskedForEachTime) {
-  std::string served;
-  serve([&](const RangeServer& server, const Asked& asked) {
+  struct Served {  // of the server's threads, which outlive this test's own variables
+    std::mutex mutex;
+    std::set<std::string> places;
+  };
+  serve([served = std::make_shared<Served>()](const RangeServer& server, const Asked& asked) {
     const size_t begin = asked.head.find("GET /once");
     if (begin == std::string::npos) return redirect_to("/once" + std::to_string(asked.number));
-    const std::string place = asked.head.substr(begin, asked.head.find(' ', begin + 4) + 1 - begin);
-    if (served.find(place) != std::string::npos) return Answer{"HTTP/1.1 410 x\r\nContent-Length: 0\r\n\r\n", {}};
-    served += place;
-    return server.usual(asked);
+    const std::string place = asked.head.substr(begin, asked.head.find(' ', begin + 4) - begin);
+    const std::lock_guard lock(served->mutex);
+    const bool is_first = served->places.insert(place).second;
+    return is_first ? server.usual(asked) : Answer{"HTTP/1.1 410 x\r\nContent-Length: 0\r\n\r\n", {}};
   });
   for (int i = 0; i < 10; ++i) expect_right(read());
   EXPECT_EQ(server_->requests(), 10U * 2 + 3);
