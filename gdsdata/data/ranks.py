@@ -1,4 +1,4 @@
-"""`Ranks`: which share of the data a process reads.
+"""`Ranks`: which share of the data a process reads. `device_of_batches`: to which GPU.
 
 Arguments, a device mesh, torch.distributed or a launcher's variables say it.
 """

@@ -250,7 +250,7 @@ TEST_F(OnGpu, ACaptureOfAnotherThreadGoesOn) {
   const TemporaryFolder folder;
   const Mapped mapped(folder.write("a", random_bytes(4096, 1)), 4096);
   FAKE(cuda, fake_cuda_begin_capture)();
-  std::thread([&] {  // its mode is the strictest, as that of any thread at first
+  const auto work = [&] {
     const auto stream = device_->make_stream();
     const auto buffer = device_->allocate(4096);
     const auto pinned = device_->allocate_pinned(4096);
@@ -262,8 +262,9 @@ TEST_F(OnGpu, ACaptureOfAnotherThreadGoesOn) {
     stream->gather(buffer->data(), sources, 1, 4096);
     stream->record()->wait();
     EXPECT_NE(device_->allocation_of(buffer->data()).begin, nullptr);
-  })
-      .join();
+  };
+  // A new thread, because its mode is the strictest.
+  std::thread([&] { EXPECT_NO_THROW(work()); }).join();
   EXPECT_EQ(FAKE(cuda, fake_cuda_end_capture)(), 1);
 }
 
