@@ -376,6 +376,31 @@ def test_graphs_are_captured_while_batches_are_read_ahead(tmp_path, records, del
     assert_same_batches(got, epoch_of(records))
 
 
+@pytest.mark.parametrize(
+    ("format", "samples"), [(Records("u1", (MIB // 16,)), 1024), (Tokens("u2", MIB // 32), 1023)], ids=["copy", "cast"]
+)
+def test_graphs_are_captured_while_another_thread_reads_batches(tmp_path, format, samples):
+    (tmp_path / "0.bin").write_bytes(os.urandom(64 * MIB))
+    dataset = GDSDataset(tmp_path / "0.bin", 64, format, device="cuda")
+    over = threading.Event()
+
+    def read_epochs() -> int:
+        epochs = 0
+        while not over.is_set():
+            assert sum(len(batch) for batch in dataset) == samples
+            epochs += 1
+        return epochs
+
+    with ThreadPoolExecutor(1) as threads:
+        done = threads.submit(read_epochs)
+        try:
+            for _ in range(40):  # each gives torch's free memory back, so the other thread allocates
+                capture_a_graph(seconds=0.01)
+        finally:
+            over.set()
+        assert done.result() > 0
+
+
 @pytest.mark.parametrize("device_staging_bytes", [0, 64 * MIB])
 def test_graphs_are_captured_while_a_checkpoint_is_saved(tmp_path, device_staging_bytes):
     saved = {str(i): torch.full((MIB,), float(i), device="cuda") for i in range(8)}

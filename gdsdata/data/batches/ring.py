@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -217,8 +218,10 @@ def _taking(
         if result_dtype is None:
             return lambda: as_tensor(next_batch())
         return lambda: as_tensor(next_batch()).to(result_dtype)
+    from gdsdata.io.captures import beside_captures
+
     most_leases = settings.prefetch if settings.zero_copy else -1
-    return partial(_take_on_cuda, batches, settings.device, as_tensor, result_dtype, most_leases)
+    return partial(_take_on_cuda, batches, settings.device, as_tensor, result_dtype, most_leases, beside_captures)
 
 
 def _small_floats(dtype: torch.dtype, batch: Any) -> torch.Tensor:
@@ -231,6 +234,7 @@ def _take_on_cuda(
     as_tensor: Callable[[Any], torch.Tensor],
     result_dtype: torch.dtype | None,
     most_leases: int,
+    beside_captures: Callable[[], AbstractContextManager[None]],
 ) -> torch.Tensor:
     """Take a batch on the current stream.
 
@@ -238,6 +242,7 @@ def _take_on_cuda(
     them. The lease ends with ``leased``, behind that work.
     """
     leased = as_tensor(batches.next(engine.stream_of(device)))
-    if result_dtype is not None:
-        return leased.to(result_dtype)
-    return leased if batches.leased <= most_leases else leased.clone()
+    if result_dtype is None and batches.leased <= most_leases:
+        return leased
+    with beside_captures():  # torch may allocate
+        return leased.clone() if result_dtype is None else leased.to(result_dtype)

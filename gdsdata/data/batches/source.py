@@ -307,6 +307,9 @@ def _load_cast(dtype: torch.dtype, result_dtype: torch.dtype, device: torch.devi
     """
 
     def cast() -> None:
+        from gdsdata.io.captures import stay_beside_captures
+
+        stay_beside_captures()
         with contextlib.suppress(RuntimeError):  # the batch that is cast reports what is wrong
             torch.empty(1, dtype=dtype, device=device).to(result_dtype)
 
