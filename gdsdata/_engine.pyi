@@ -100,6 +100,7 @@ class Engine:
         cuda_ordinal: int,
         backend: str,
         workers: int,
+        cores: int,
         queue_depth: int,
         segment_bytes: int,
         request_bytes: int,

@@ -69,7 +69,7 @@ class Guard:
     """Refuses programs, imports, code, and files outside the input's folder while a parser runs."""
 
     _FORBIDDEN = ("os.", "subprocess.", "socket.", "shutil.", "ctypes.", "import", "exec", "pty.", "webbrowser.")
-    # `memory_budget` reads these before row groups are decoded.
+    # `budget` reads these before row groups are decoded.
     _MEMORY = ("/proc/meminfo", "/proc/self/mountinfo", "/proc/self/cgroup", "/sys/fs/cgroup/")
     _WITHIN_THE_FOLDER = ("open", "os.mkdir", "os.rename", "os.remove", "os.scandir", "os.listdir")
 

@@ -301,7 +301,7 @@ NEEDED = {
     *("formats", "formats.caches", "formats.catalog", "formats.index", "storage", "storage.heads", "storage.urls"),
     *("formats.kept_index", "formats.listing"),
     *("fork_safe", "storage.paths", "formats.plan"),
-    *("io", "io.device_names", "io.dlpack_types", "io.engine", "io.memory_budget", "io.options", "io.program_end"),
+    *("io", "io.device_names", "io.dlpack_types", "io.engine", "io.budget", "io.options", "io.program_end"),
 }
 
 

@@ -39,7 +39,7 @@ from gdsdata.data import samples
 from gdsdata.data.batches.source import RingSource
 from gdsdata.data.order.permutation import Order
 from gdsdata.formats import Npy, Records, Tokens
-from gdsdata.io import memory_budget
+from gdsdata.io import budget
 
 # ------------------------------------------------------------------------------------- formats x options x cache
 
@@ -470,7 +470,7 @@ def test_a_batch_far_larger_than_all_samples_takes_memory_for_these_alone(tmp_pa
 def test_batches_beyond_the_available_memory_are_refused_before_it_is_taken(tmp_path, monkeypatch, prefetch, is_enough):
     with open(tmp_path / "sparse.bin", "wb") as file:
         file.truncate(2**25)
-    monkeypatch.setattr(memory_budget, "available_bytes", lambda: 1_300_000_000)
+    monkeypatch.setattr(budget, "available_bytes", lambda: 1_300_000_000)
     source, format = tmp_path / "sparse.bin", Records(shape=(2,), dtype=np.uint8)
     dataset = GDSDataset(source, 2**22, format, device="cpu", reading=Reading(prefetch=prefetch))
     if is_enough:
@@ -486,7 +486,7 @@ def test_batches_beyond_the_available_memory_are_refused_before_it_is_taken(tmp_
 
 def test_later_epochs_use_the_memory_of_the_first_one_and_are_not_refused(tmp_path, records, monkeypatch):
     left = iter([2**20, 0, 0])
-    monkeypatch.setattr(memory_budget, "available_bytes", lambda: next(left))
+    monkeypatch.setattr(budget, "available_bytes", lambda: next(left))
     monkeypatch.setattr(samples, "_UNCHECKED_BYTES", 0)
     dataset = read(tmp_path, batch_size=8)
     assert [len(arrays(dataset)) for _ in range(2)] == [len(dataset)] * 2

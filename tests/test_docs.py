@@ -431,7 +431,7 @@ def test_pages_have_the_sizes_and_counts_that_the_engine_is_tuned_to():
         ("guide/data-sets.md", f"neighbors within {tuned['kCoalesceGapBytes'] >> 10} KiB share a request"),
         ("guide/tuning.md", f"| {read}, to a GPU {to_gpu} and from a GPU {from_gpu} "),
         ("guide/tuning.md", f"| `staging_bytes` | {staging} for each worker"),
-        ("guide/tuning.md", f"one fewer than cores, from 1 to {workers}, or {of_gpu} to a GPU"),
+        ("guide/tuning.md", f"share of the cores, at most {of_gpu} to a GPU; one fewer, at most {workers}, to the CPU"),
         ("guide/tuning.md", f"| `queue_depth` | {tuned['kQueueDepth']} |"),
         ("internals/architecture.md", f"segments of up to `segment_bytes` or {parts} parts"),
         ("internals/architecture.md", f"of writes they have at least {mib['kLeastSegmentBytes']}, into host memory"),

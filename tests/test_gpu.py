@@ -355,6 +355,13 @@ def test_data_sets_made_and_dropped_release_the_memory_of_the_gpu(tmp_path, reco
     assert eventually(lambda: before - free_bytes() <= 4 * MIB, 10), f"{(before - free_bytes()) / MIB} MiB are gone"
 
 
+@pytest.mark.parametrize(("cores", "workers"), [(1, 1), (4, 4), (64, 12)])
+def test_an_engine_of_a_gpu_has_a_worker_for_each_core_of_its_share(monkeypatch, cores, workers):
+    monkeypatch.setattr(engine, "share_of_cores", lambda least: cores)
+    options = EngineOptions(backend="uring", calibrate=False, coalesce_gap_bytes=5000 + cores)  # its own engine
+    assert engine.shared_engine(options, torch.device("cuda", 0)).workers == workers
+
+
 # ---------------------------------------------------------------------------------------------------- CUDA graphs
 
 

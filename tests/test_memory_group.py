@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from helpers import MIB, drop_cache, require_direct
 
-from gdsdata.io import memory_budget
+from gdsdata.io import budget
 
 pytestmark = pytest.mark.slow
 
@@ -109,7 +109,7 @@ def group_of_its_own() -> Iterator[Path]:
     why = "no control group counts memory here"
     texts = (Path(f"/proc/self/{name}").read_text(errors="replace") for name in ("mountinfo", "cgroup"))
     folders: dict[str, list[str]] = {}
-    for kind, folder in memory_budget.memory_groups(*texts):
+    for kind, folder in budget.control_groups("memory", *texts):
         folders.setdefault(kind, []).append(folder)
     for kind, its_folders in folders.items():
         parent = Path(its_folders[0] if kind == "cgroup" else its_folders[-1])

@@ -55,13 +55,13 @@ uint64_t default_write_segment_bytes(const Device& device) {
   return device.host_addressable() ? tuning::kHostWriteSegmentBytes : tuning::kDeviceWriteSegmentBytes;
 }
 
-// With io_uring, one worker keeps the disk busy, and others copy from the page cache. The consumer
-// does that too, so a core is left to it.
-size_t default_workers(const std::string& backend, const Device& device) {
+// With io_uring, one worker keeps the disk busy, and others copy from the page cache. To host
+// memory the consumer copies too, so a core is left to it.
+size_t default_workers(const std::string& backend, const Device& device, size_t cores) {
   if (backend != "uring") return tuning::kPosixWorkers;
-  const size_t cores = std::max(1U, std::thread::hardware_concurrency());
-  const size_t most = device.host_addressable() ? tuning::kMostUringWorkers : tuning::kMostUringWorkersOfGpu;
-  return std::clamp<size_t>(cores - 1, 1, most);
+  if (cores == 0) cores = std::max(1U, std::thread::hardware_concurrency());
+  if (!device.host_addressable()) return std::min(cores, tuning::kMostUringWorkersOfGpu);
+  return std::clamp<size_t>(cores - 1, 1, tuning::kMostUringWorkers);
 }
 
 constexpr std::chrono::nanoseconds kForEver = std::chrono::hours(24 * 365);
@@ -121,7 +121,7 @@ Engine::Engine(EngineOptions options, std::shared_ptr<Device> device)
   SegmentLimits& limits = running.segment_limits;
   limits.write_bytes = options.segment_bytes != 0 ? options.segment_bytes : default_write_segment_bytes(*device);
   if (options.segment_bytes == 0) options.segment_bytes = default_segment_bytes(*device);
-  if (options.workers == 0) options.workers = default_workers(running.selection.name, *device);
+  if (options.workers == 0) options.workers = default_workers(running.selection.name, *device, options.cores);
   if (options.io.bounce_bytes == 0) {
     options.io.bounce_bytes = std::max(default_bounce_bytes(options.workers), options.io.request_bytes + kRequestEdges);
   }

@@ -32,13 +32,15 @@ std::shared_ptr<Device> device_of(int cuda_ordinal) {
   return cuda_ordinal < 0 ? host_device() : cuda_device(cuda_ordinal);
 }
 
-std::shared_ptr<Engine> make_engine(int cuda_ordinal, const std::string& backend, size_t workers, size_t queue_depth,
-                                    uint64_t segment_bytes, uint64_t request_bytes, uint64_t bounce_bytes,
-                                    uint64_t staging_bytes, uint64_t coalesce_gap_bytes, const std::string& direct,
-                                    bool strict, bool cufile_batch, const std::string& faults) {
+std::shared_ptr<Engine> make_engine(int cuda_ordinal, const std::string& backend, size_t workers, size_t cores,
+                                    size_t queue_depth, uint64_t segment_bytes, uint64_t request_bytes,
+                                    uint64_t bounce_bytes, uint64_t staging_bytes, uint64_t coalesce_gap_bytes,
+                                    const std::string& direct, bool strict, bool cufile_batch,
+                                    const std::string& faults) {
   EngineOptions options;
   options.backend = backend;
   options.workers = workers;
+  options.cores = cores;
   options.segment_bytes = segment_bytes;
   options.staging_bytes = staging_bytes;
   options.coalesce_gap_bytes = coalesce_gap_bytes;
@@ -204,9 +206,9 @@ std::unique_ptr<BegunRead> begin_range(std::shared_ptr<Engine> engine, std::shar
 void bind_calls(py::module_& module) {
   py::class_<Engine, std::shared_ptr<Engine>>(module, "Engine")
       .def(py::init(&make_engine), py::kw_only(), py::arg("cuda_ordinal"), py::arg("backend"), py::arg("workers"),
-           py::arg("queue_depth"), py::arg("segment_bytes"), py::arg("request_bytes"), py::arg("bounce_bytes"),
-           py::arg("staging_bytes"), py::arg("coalesce_gap_bytes"), py::arg("direct"), py::arg("strict"),
-           py::arg("cufile_batch"), py::arg("faults"))
+           py::arg("cores"), py::arg("queue_depth"), py::arg("segment_bytes"), py::arg("request_bytes"),
+           py::arg("bounce_bytes"), py::arg("staging_bytes"), py::arg("coalesce_gap_bytes"), py::arg("direct"),
+           py::arg("strict"), py::arg("cufile_batch"), py::arg("faults"))
       .def_property_readonly("backend", [](const Engine& engine) { return engine.selection().name; })
       .def_property_readonly("device_backend", [](const Engine& engine) { return engine.selection().device_backend; })
       .def_property_readonly("fallback_reason", [](const Engine& engine) { return engine.selection().reason; })

@@ -22,7 +22,7 @@ from gdsdata.data.ranks import Ranks, Share
 from gdsdata.data.split import Split, part_of
 from gdsdata.errors import CorruptData
 from gdsdata.formats.index import Format, Index, SampleIndex
-from gdsdata.io import memory_budget
+from gdsdata.io import budget
 from gdsdata.io.engine import Engine
 from gdsdata.io.options import EngineOptions
 
@@ -174,7 +174,7 @@ class Samples:
         in_flight, sample_bytes = min(batches, self.settings.prefetch), self.source.least_sample_bytes
         samples = min(in_flight * self._batch_samples, len(self.index) // self.share.world_size + 1)
         needed_bytes = samples * sample_bytes
-        if needed_bytes >= _UNCHECKED_BYTES and needed_bytes > (available_bytes := memory_budget.available_bytes()):
+        if needed_bytes >= _UNCHECKED_BYTES and needed_bytes > (available_bytes := budget.available_bytes()):
             raise MemoryError(
                 f"batch_size={self.settings.batch_size}: {in_flight} batches in flight take at least "
                 f"{needed_bytes} bytes of host memory, and {available_bytes} bytes are available: use a "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import threading
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ from gdsdata.decoders import images
 from gdsdata.formats import npy
 from gdsdata.formats.sample import torch_equivalent
 from gdsdata.io import engine
+from gdsdata.io.budget import share_of_cores
 from gdsdata.io.memory import MemoryPool
 
 T = TypeVar("T")
@@ -71,7 +71,7 @@ def keep_encoded(samples: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 class Threads:
-    """One thread a core, which share the samples of batches, and memory for batches.
+    """Threads that share the samples of batches, one for each core of this process; and memory.
 
     Args:
         most_kept: how many dropped batches' memory is kept for later ones. New pages would take a
@@ -79,7 +79,7 @@ class Threads:
     """
 
     def __init__(self, most_kept: int) -> None:
-        self._count = len(os.sched_getaffinity(0))
+        self._count = share_of_cores()
         self._pool = ThreadPoolExecutor(self._count, thread_name_prefix="gdsdata-decode")
         self._memory = MemoryPool(most_kept, least_bytes=0)  # a batch is one buffer, however small
 

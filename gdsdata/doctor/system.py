@@ -7,7 +7,7 @@ import re
 from gdsdata.doctor.evidence import Host
 from gdsdata.doctor.finding import Answer, check, no, unknown, yes
 from gdsdata.doctor.place import Place, gpus
-from gdsdata.io.memory_budget import memory_groups
+from gdsdata.io.budget import control_groups
 
 _WORKERS, _WORKERS_OF_GPU = 8, 12  # the most that an engine has by default
 _MOST_BOUNCE_BYTES = _WORKERS_OF_GPU * 16 << 20
@@ -108,7 +108,7 @@ def _most_registered_bytes(host: Host) -> int:
 
 def _group_limit_bytes(host: Host) -> int | None:
     """Return the least limit of the control groups; in version 1, about 2**63 means none."""
-    groups = memory_groups(host.text("/proc/self/mountinfo") or "", host.text("/proc/self/cgroup") or "")
+    groups = control_groups("memory", host.text("/proc/self/mountinfo") or "", host.text("/proc/self/cgroup") or "")
     names = {"cgroup2": "memory.max", "cgroup": "memory.limit_in_bytes"}
     files = [f"{folder}/{names[kind]}" for kind, folder in groups]
     # Those of a container that has no file of memberships.

@@ -30,6 +30,7 @@ import torch
 from gdsdata.errors import GdsdataError
 from gdsdata.formats.index import records_of
 from gdsdata.io import engine
+from gdsdata.io.budget import usable_cores
 from gdsdata.io.calibration_file import cache_path, change_entry, kept_entries, lock_of_node
 from gdsdata.io.options import MIB, STAGED_SEGMENTS, EngineOptions
 
@@ -202,7 +203,7 @@ def calibrate(path: str, device: torch.device, gives_up: Callable[[], bool] = la
         gb_per_s[name] = round(_read_rate(path, into, options, gives_up), 2)
         return gb_per_s[name]
 
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     step = bytearray(4 * MIB)
     with open(path, "rb", buffering=0) as file:  # into the page cache
         for _ in range(_READ_BYTES // len(step)):
@@ -328,7 +329,7 @@ def place_of(path: str, device: torch.device) -> str:
             _, at, file_system, *_ = line.split(" ")
             if (real + "/").startswith(at.rstrip("/") + "/") and len(at) >= len(mount):
                 mount, kind = at, file_system
-    return f"{torch.cuda.get_device_name(device)}, {len(os.sched_getaffinity(0))} cores, {kind} at {mount}"
+    return f"{torch.cuda.get_device_name(device)}, {usable_cores()} cores, {kind} at {mount}"
 
 
 def _better(default: Any, others: Iterable[Any], measure: Callable[[Any], float]) -> Any:

@@ -20,10 +20,10 @@ from gdsdata import torch_private
 from gdsdata.errors import BackendUnavailable
 from gdsdata.fork_safe import fork_safe_lock
 from gdsdata.io import program_end  # noqa: F401 (registers its exit handler first, so that it is called last)
+from gdsdata.io.budget import available_bytes, processes_here, share_bytes, share_of_cores
 from gdsdata.io.conversions import conversion_of, conversion_on
 from gdsdata.io.device_names import device_of
 from gdsdata.io.dlpack_types import DLPACK_TYPES
-from gdsdata.io.memory_budget import available_bytes, processes_here, share_bytes
 from gdsdata.io.options import EngineOptions, staging_for
 from gdsdata.warn import warn
 
@@ -86,6 +86,8 @@ _MOST_MAPPED_FILES = 30_000
 # If a process may take less memory than this, each worker has little bounce memory: the usual 64
 # MiB of all workers would be too much.
 _SCARCE_BYTES, _SCARCE_BOUNCE_BYTES = 2**29, 4 * 2**20
+# One rank of many may load alone. With 4 workers it has 22 GB/s, with 2 13, with 12 46 (H200).
+_LEAST_CORES_OF_GPU = 4
 _REQUEST_EDGES_BYTES = 2 * 65536  # as csrc/engine/engine.cpp demands beside a request
 
 # Closed before the interpreter ends: a thread that waits for a batch must return before that.
@@ -148,6 +150,7 @@ def shared_engine(options: EngineOptions, device: torch.device) -> _engine.Engin
                 _initialize(device)
                 _engine.set_cufile_search_path(cufile_of_wheels())
             fields = vars(options) | staging_for(options, processes_here())
+            fields["cores"] = share_of_cores(_LEAST_CORES_OF_GPU if ordinal >= 0 else 1)
             del fields["stall_timeout_s"], fields["calibrate"]
             if options.bounce_bytes == 0 and share_bytes() < _SCARCE_BYTES:
                 fields["bounce_bytes"] = max(_SCARCE_BOUNCE_BYTES, options.request_bytes + _REQUEST_EDGES_BYTES)

@@ -38,9 +38,11 @@ class EngineOptions:
         backend: ``"uring"`` (io_uring), ``"posix"`` (pread and pwrite), ``"cufile"``, or
             ``"auto"``: the best one that works here. ``"cufile"`` uses GPUDirect Storage for data
             that is not in the page cache, and io_uring for the rest.
-        workers: threads that move bytes. 0 chooses. With io_uring it is one fewer than cores, from
-            1 to 8 (to a GPU 12), because the consumer copies too. With posix it is 8, because each
-            worker has one request in flight.
+        workers: threads that move bytes. 0 chooses. With io_uring it is one for each core of this
+            process's share, at most 12 to a GPU and 8 to the CPU. On the CPU the consumer copies
+            too, so one fewer. The processes of this job on the machine (``LOCAL_WORLD_SIZE``) share
+            the cores that affinities and quotas of control groups allow. To a GPU, each takes up to
+            4 of them. With posix it is 8, because each worker has one request in flight.
         queue_depth: requests that one worker keeps in flight, queued writes included. 0: 64.
         direct: ``"auto"`` copies data that is in the page cache, and reads the rest with O_DIRECT
             if the file system allows it. ``"always"`` uses only O_DIRECT. ``"never"`` reads through

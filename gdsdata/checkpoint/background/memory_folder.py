@@ -29,7 +29,7 @@ import torch
 from gdsdata.checkpoint.background.copies import Copy, Generation, Held
 from gdsdata.checkpoint.urls import folder_name, local_folder
 from gdsdata.collective.agreement import node_name
-from gdsdata.io.memory_budget import available_bytes
+from gdsdata.io.budget import available_bytes
 from gdsdata.storage.paths import absolute
 
 DEFAULT_BASE = "/dev/shm"

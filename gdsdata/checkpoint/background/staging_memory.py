@@ -11,10 +11,10 @@ import torch
 
 from gdsdata.checkpoint.partial_pages import PAGE_BYTES
 from gdsdata.errors import BackendUnavailable, DeviceError
+from gdsdata.io.budget import share_bytes
 from gdsdata.io.captures import beside_captures
 from gdsdata.io.engine import warn_once
 from gdsdata.io.memory import paged_memory, pinned_memory
-from gdsdata.io.memory_budget import share_bytes
 
 # Several are written at a time, and a small state does not take much. A pinned buffer is registered
 # at once, and the driver serves no other thread meanwhile.

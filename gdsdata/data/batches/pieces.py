@@ -23,7 +23,7 @@ from gdsdata.formats.chunks import Chunks
 from gdsdata.formats.index import SampleIndex
 from gdsdata.formats.plan import Plan
 from gdsdata.io import engine
-from gdsdata.io.memory_budget import share_bytes
+from gdsdata.io.budget import share_bytes
 from gdsdata.io.options import MIB, EngineOptions
 from gdsdata.io.program_end import stop_at_exit
 from gdsdata.io.stalls import ReadsInFlight
@@ -95,7 +95,7 @@ class OpenPieces(Chunks[_Window]):
 
     The window that samples come from and the next one are held: the even ones in one file in
     memory, the odd ones in another. Each has half of the budget, which is what two windows and an
-    eighth more need, or `memory_budget.share_bytes` if that is less. The last window can be longer.
+    eighth more need, or `budget.share_bytes` if that is less. The last window can be longer.
     It has what the one before leaves, and is read to its end when that one is past.
 
     Pieces are read in the order of first use, and a sample waits for its own alone.

@@ -5,7 +5,6 @@ The engine reads them, and pyarrow decodes them.
 
 from __future__ import annotations
 
-import os
 import threading
 from concurrent.futures import Future
 
@@ -16,7 +15,7 @@ from gdsdata.formats.chunks import Chunks
 from gdsdata.formats.column_values import Values
 from gdsdata.formats.tables import TableIndex
 from gdsdata.io import engine
-from gdsdata.io.memory_budget import share_bytes
+from gdsdata.io.budget import share_bytes, share_of_cores
 from gdsdata.io.options import MIB
 from gdsdata.io.stalls import ReadsInFlight
 
@@ -164,7 +163,7 @@ def held_budget(index: TableIndex, share_bytes: int) -> tuple[int, int]:
             at a time may be decoded again for a batch.
     """
     decoding_bytes = max(1, _decoding_bytes(index))
-    most_threads = min(_DECODERS, len(os.sched_getaffinity(0)))
+    most_threads = min(_DECODERS, share_of_cores())
     threads = min(most_threads, max(1, share_bytes // (4 * decoding_bytes)))
     return max(0, share_bytes - (threads + 1) * decoding_bytes), threads
 

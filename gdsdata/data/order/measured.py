@@ -11,7 +11,7 @@ import torch.distributed
 from gdsdata.data.ranks import is_distributed
 from gdsdata.formats.index import Index, SampleIndex, records_of
 from gdsdata.io import engine
-from gdsdata.io.memory_budget import share_bytes
+from gdsdata.io.budget import share_bytes
 from gdsdata.io.options import MIB, EngineOptions
 from gdsdata.storage.urls import have_urls
 

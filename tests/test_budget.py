@@ -1,4 +1,4 @@
-"""Memory limits follow the machine and its control groups, hold, and change no sample order."""
+"""Limits of memory and cores follow the machine and its groups, hold, and change no order."""
 
 import contextlib
 import os
@@ -8,6 +8,7 @@ import textwrap
 import uuid
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ import gdsdata
 from gdsdata import EngineOptions, GDSDataset, Lanes, RowGroups
 from gdsdata.data.batches import pieces, row_groups
 from gdsdata.formats import Records
-from gdsdata.io import memory_budget
+from gdsdata.io import budget
 from gdsdata.io.options import staging_for
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
@@ -58,7 +59,7 @@ V1_MOUNT = "30 23 0:26 / /sys/fs/cgroup/memory rw shared:9 - cgroup cgroup rw,me
 
 
 def test_without_control_groups_it_is_what_the_machine_has(tmp_path):
-    assert memory_budget.available_bytes(machine(tmp_path, 3 * GIB)) == 3 * GIB
+    assert budget.available_bytes(machine(tmp_path, 3 * GIB)) == 3 * GIB
 
 
 @pytest.mark.parametrize(("own", "above", "left"), [(2, 8, 2), (8, 2, 2), ("max", 1, 1), ("max", "max", 3)])
@@ -67,7 +68,7 @@ def test_the_tightest_group_above_this_process_counts(tmp_path, own, above, left
     for inside, limit in (("pod/task", own), ("pod", above)):
         group_v2(tmp_path / "sys/fs/cgroup" / inside, limit if limit == "max" else limit * GIB, "max", 0, 0)
     (tmp_path / "sys/fs/cgroup/memory.stat").write_text("anon 1\n")  # the outermost group has no limit
-    assert memory_budget.available_bytes(root) == left * GIB
+    assert budget.available_bytes(root) == left * GIB
 
 
 def test_a_mount_point_whose_name_is_not_utf_8_hides_no_group(tmp_path):
@@ -75,15 +76,15 @@ def test_a_mount_point_whose_name_is_not_utf_8_hides_no_group(tmp_path):
     group_v2(tmp_path / "sys/fs/cgroup/pod", GIB, "max", 0, 0)
     mountinfo = tmp_path / "proc/self/mountinfo"
     mountinfo.write_bytes(b"50 1 0:60 / /mnt/\xff rw - ext4 /dev/sdb1 rw\n" + mountinfo.read_bytes())
-    assert memory_budget.available_bytes(root) == GIB
+    assert budget.available_bytes(root) == GIB
 
 
 def test_memory_that_a_group_has_taken_counts_without_its_page_cache(tmp_path):
     root = machine(tmp_path, 9 * GIB, "0::/pod\n", V2_MOUNT)
     group_v2(tmp_path / "sys/fs/cgroup/pod", 4 * GIB, 3 * GIB, 2 * GIB, GIB)
-    assert memory_budget.available_bytes(root) == 2 * GIB
+    assert budget.available_bytes(root) == 2 * GIB
     group_v2(tmp_path / "sys/fs/cgroup/pod", 4 * GIB, "max", 5 * GIB, 0)
-    assert memory_budget.available_bytes(root) == 0
+    assert budget.available_bytes(root) == 0
 
 
 def test_groups_of_version_1_are_asked_too(tmp_path):
@@ -91,7 +92,7 @@ def test_groups_of_version_1_are_asked_too(tmp_path):
     group_v1(tmp_path / "sys/fs/cgroup/memory", WITHOUT_LIMIT_V1, 8 * GIB, 0)
     group_v1(tmp_path / "sys/fs/cgroup/memory/docker", 4 * GIB, 2 * GIB, GIB)
     group_v1(tmp_path / "sys/fs/cgroup/memory/docker/a", WITHOUT_LIMIT_V1, GIB, 0)
-    assert memory_budget.available_bytes(root) == 3 * GIB
+    assert budget.available_bytes(root) == 3 * GIB
 
 
 @pytest.mark.parametrize("top", ["/docker/a", "/elsewhere"])
@@ -99,14 +100,71 @@ def test_a_container_that_sees_its_group_as_the_top_is_limited_by_it(tmp_path, t
     mount = f"30 23 0:26 {top} /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n"
     root = machine(tmp_path, 9 * GIB, "4:memory:/docker/a\n", mount)
     group_v1(tmp_path / "sys/fs/cgroup/memory", GIB, 0, 0)
-    assert memory_budget.available_bytes(root) == GIB
+    assert budget.available_bytes(root) == GIB
 
 
 def test_processes_on_one_machine_share(monkeypatch):
-    monkeypatch.setattr(memory_budget, "available_bytes", lambda: 8 * GIB)
-    assert memory_budget.share_bytes() == 4 * GIB
+    monkeypatch.setattr(budget, "available_bytes", lambda: 8 * GIB)
+    assert budget.share_bytes() == 4 * GIB
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert memory_budget.share_bytes() == GIB
+    assert budget.share_bytes() == GIB
+
+
+@pytest.fixture
+def cores(monkeypatch):
+    """A machine of 16 cores; the test may call it with the number of this process's own."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+
+    def own(count: int) -> None:
+        monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(count)))
+
+    own(16)
+    return own
+
+
+V1_CPU_MOUNT = "30 23 0:26 / /sys/fs/cgroup/cpu rw shared:9 - cgroup cgroup rw,cpu,cpuacct\n"
+
+
+@pytest.mark.parametrize(
+    ("own", "above", "left"),
+    [("max 100000", "max 100000", 16), ("400000 100000", "max 100000", 4), ("800000 100000", "350000 100000", 3)],
+)
+def test_the_smallest_quota_above_this_process_limits_its_cores(tmp_path, cores, own, above, left):
+    root = machine(tmp_path, GIB, "0::/pod/task\n", V2_MOUNT)
+    for inside, quota in (("pod/task", own), ("pod", above)):
+        (tmp_path / "sys/fs/cgroup" / inside).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "sys/fs/cgroup" / inside / "cpu.max").write_text(f"{quota}\n")
+    assert budget.usable_cores(root) == left
+
+
+@pytest.mark.parametrize(("quota_us", "left"), [(-1, 16), (250_000, 2), (50_000, 1)])
+def test_quotas_of_version_1_limit_cores_too(tmp_path, cores, quota_us, left):
+    root = machine(tmp_path, GIB, "5:cpu,cpuacct:/x\n4:memory:/y\n", V1_MOUNT + V1_CPU_MOUNT)
+    group = tmp_path / "sys/fs/cgroup/cpu/x"
+    group.mkdir(parents=True)
+    (group / "cpu.cfs_quota_us").write_text(f"{quota_us}\n")
+    (group / "cpu.cfs_period_us").write_text("100000\n")
+    assert budget.usable_cores(root) == left
+
+
+def test_cores_that_are_not_this_processs_are_not_used(tmp_path, cores):
+    cores(3)
+    assert budget.usable_cores(machine(tmp_path, GIB)) == 3
+
+
+@pytest.mark.parametrize(
+    ("own", "processes", "least", "share"),
+    [(16, 1, 1, 16), (16, 4, 1, 4), (16, 8, 4, 4), (16, 32, 1, 1), (2, 32, 4, 2), (4, 4, 1, 4), (8, 4, 1, 4)],
+)
+def test_processes_on_one_machine_share_its_cores(tmp_path, monkeypatch, cores, own, processes, least, share):
+    cores(own)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+    assert budget.share_of_cores(least, machine(tmp_path, GIB)) == share
+
+
+def test_workers_of_a_loader_share_cores_as_well(monkeypatch, cores):
+    monkeypatch.setattr(budget, "get_worker_info", lambda: SimpleNamespace(num_workers=4))
+    assert budget.share_of_cores() <= 4
 
 
 @pytest.mark.parametrize(
@@ -241,6 +299,13 @@ def test_an_engine_takes_little_bounce_memory_where_little_is_left(monkeypatch):
     assert shared.bounce_bytes == 2 * 4 * MIB
 
 
+@pytest.mark.parametrize(("cores", "workers"), [(1, 1), (4, 3), (16, 8)])
+def test_an_engine_leaves_a_core_of_its_share_to_the_consumer(monkeypatch, cores, workers):
+    monkeypatch.setattr(gdsdata.io.engine, "share_of_cores", lambda least: cores)
+    options = EngineOptions(backend="uring", coalesce_gap_bytes=5000 + cores)  # its own engine
+    assert gdsdata.io.engine.shared_engine(options, torch.device("cpu")).workers == workers
+
+
 # ------------------------------------------------------------------------------- in a control group with a limit
 
 
@@ -248,7 +313,7 @@ def limited_group(limit_bytes: int) -> Path:
     """Make a memory group below this process's own, or skip the test."""
     try:
         texts = (Path(f"/proc/self/{name}").read_text(errors="replace") for name in ("mountinfo", "cgroup"))
-        (kind, folder), *_ = memory_budget.memory_groups(*texts)
+        (kind, folder), *_ = budget.control_groups("memory", *texts)
         name, file = {"cgroup": ("v1", "memory.limit_in_bytes"), "cgroup2": ("v2", "memory.max")}[kind]
         group = Path(folder, f"gdsdata-{uuid.uuid4().hex}")
         group.mkdir()
