@@ -116,6 +116,10 @@ class Indexing:
         format = self._format or self._recognised(paths)
         if given is None:
             on_format(format, paths[0])
+        if getattr(format, "takes_any_bytes", False) and len(listing.named) < len(paths):
+            from gdsdata.formats.data_files import refuse_unlike_endings  # late: files by name need none
+
+            refuse_unlike_endings(paths, listing.named, format)
         left_out = 0
         if self._skipped is None:
             try:

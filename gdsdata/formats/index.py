@@ -278,7 +278,8 @@ class Format(Protocol):
     """A format: its method reads headers and sizes, and the engine reads samples.
 
     If a class has ``decoded_on_cpu = True``, no engine of a GPU begins before its files are
-    indexed.
+    indexed. If it has ``takes_any_bytes = True``, nothing in a file shows that it is of the format,
+    so a folder's files must have one ending.
     """
 
     def index(self, paths: list[str]) -> SampleIndex:

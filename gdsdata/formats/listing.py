@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from gdsdata.errors import IoError
@@ -30,10 +30,17 @@ class Listing:
         folders: as they were before they were read.
         states: every state.json that was read. While these and the folders are the same, so are the
             paths.
+        named: those of the paths that the source names, or whose ending it names, as in "*.bin".
     """
 
-    def __init__(self, paths: Sequence[str], folders: list[Folder], states: Sequence[str] = ()) -> None:
-        self.paths, self.folders, self.states = paths, folders, states
+    def __init__(
+        self,
+        paths: Sequence[str],
+        folders: list[Folder],
+        states: Sequence[str] = (),
+        named: Collection[str] = (),
+    ) -> None:
+        self.paths, self.folders, self.states, self.named = paths, folders, states, named
 
 
 def listing_of(source: Source, split: str | None = None) -> Listing:
@@ -66,8 +73,11 @@ def listing_of(source: Source, split: str | None = None) -> Listing:
     are_files = (modes != 0) & (modes & _KIND_BITS != stat.S_IFDIR)
     found = set(absolutes(list(itertools.compress(local, are_files.tolist()))))
     if are_files.all() and not of_urls and split is None:
-        return Listing(sorted(found), [])
-    from gdsdata.formats.data_files import has_dataset, refuse_table, without_beside  # late: files by name need none
+        return Listing(sorted(found), [], named=found)
+    # late: files by name need none
+    from gdsdata.formats.data_files import has_dataset, names_endings, refuse_table, without_beside
+
+    named = set(found)
 
     in_folders: dict[str, list[str]] = {}
     for url, objects in of_urls.items():
@@ -77,6 +87,7 @@ def listing_of(source: Source, split: str | None = None) -> Listing:
             in_folders[url] = objects
         else:
             found.update(without_beside(objects))
+            named.update(objects if names_endings(url) else ())
     folders: list[Folder] = []
     if not are_files.all():
         from gdsdata.formats.expansion import Expansion  # late: a file needs none
@@ -94,13 +105,14 @@ def listing_of(source: Source, split: str | None = None) -> Listing:
                 in_folders[absolute(one)] = files
             else:
                 found.update(without_beside(files))
+                named.update(files if names_endings(one) else ())
         folders = list(expansion.folders.values())
     chosen = in_folders
     if split is not None:
         chosen, found = _of_split(split, in_folders, found)
     if not any(map(has_dataset, in_folders.values())):
         found.update(path for files in chosen.values() for path in without_beside(files))
-        return Listing(sorted(found), folders)
+        return Listing(sorted(found), folders, named=named)
     from gdsdata.formats.saved_datasets import data_of, in_order  # late: few folders need it
 
     data = [data_of(files, in_folders[root]) for root, files in chosen.items()]

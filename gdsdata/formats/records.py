@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -40,6 +40,7 @@ class Records:
     dtype: DTypeLike | torch.dtype
     shape: int | tuple[int, ...]
     header_bytes: int = 0
+    takes_any_bytes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         shape = _shape_of(self.shape)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -79,6 +79,7 @@ class Tokens:
     seq_len: int = 1024
     stride: int | None = None
     raw: bool = False
+    takes_any_bytes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if isinstance(self.dtype, torch.dtype):
