@@ -2,6 +2,7 @@
 
 import base64
 import itertools
+import json
 import random
 import threading
 
@@ -11,7 +12,7 @@ import torch
 from helpers import grouped, peak_bytes, reset_peak
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tables import awkward, damaged, pa, read_all, rows_in, rows_of
+from tables import awkward, damaged, nested, pa, read_all, rows_in, rows_of
 
 import gdsdata
 from gdsdata.data.batches import row_groups
@@ -94,6 +95,37 @@ class TestRows:
         suits = table.select(["text", "blob"] if "BYTE_ARRAY" in encoding else ["i64", "time"])
         path = write(tmp_path / "a.parquet", suits, use_dictionary=False, column_encoding=encoding)
         assert read_all(path) == rows_of(suits)
+
+    def test_of_nested_values_that_pyarrow_decodes_only_in_parts_are_read(self, tmp_path, monkeypatch):
+        table = awkward(41)
+        for name in (one for one in nested(41).column_names if one not in ("flag", "deep", "text")):
+            table = table.append_column(name, nested(41)[name])
+        path, is_asked = write(tmp_path / "a.parquet", table, 41), []
+        expected = read_all(path)
+
+        def refused(*args, **kwargs):
+            is_asked.append(True)
+            raise pa.ArrowNotImplementedError("Nested data conversions not implemented for chunked array outputs")
+
+        monkeypatch.setattr(pq.ParquetFile, "read_row_group", refused)
+        assert read_all(path) == expected
+        assert is_asked
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("kind", ["texts", "messages"])
+    def test_of_nested_texts_of_more_than_two_gib_in_a_row_group_are_read(self, tmp_path, kind):
+        rows, path = 2304, tmp_path / "a.parquet"
+        text = "x" * 2**20
+        value = [text] if kind == "texts" else [{"role": "user", "content": text}]
+        column = pa.chunked_array([pa.array([value] * 96)] * (rows // 96))
+        pq.write_table(pa.table({"m": column, "id": range(rows)}), path, row_group_size=rows)
+        with pytest.raises(NotImplementedError, match="Nested data"):
+            pq.ParquetFile(path).read_row_group(0)
+        reading = gdsdata.Reading(prefetch=1)
+        ds = gdsdata.GDSDataset(path, 8, shuffle=False, device="cpu", reading=reading, split=(0, 8 / rows))
+        (batch,) = ds
+        assert batch["id"].tolist() == list(range(8))
+        assert json.loads(batch["m"].as_list()[7].numpy().tobytes()) == value
 
     def test_of_several_files_follow_one_another_and_files_may_be_empty(self, tmp_path):
         tables = [awkward(rows, seed) for seed, rows in enumerate((3, 0, 25))]

@@ -57,7 +57,7 @@ def values_of_column(table: pyarrow.Table, column: Column, places: Sequence[int]
     if types.is_null(kind):
         return _whole(chunks.cast(arrow.large_binary()))
     if field.dtype is None and not is_bytes(kind):
-        return json_rows(_whole(chunks))
+        return _whole(arrow.chunked_array(map(json_rows, chunks.chunks), arrow.large_binary()))
     array = _whole(chunks.cast(_wide(kind, arrow.string())).cast(_wide(kind, arrow.float64())))
     if field.shape is not None:
         return _dense(array, field.shape, field.element_dtype, column.fill).reshape(len(array), *field.shape)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import pyarrow
     import pyarrow.parquet
 
+_PARTS = 64  # 64 MiB each, on average, of the largest row group
 _MOST_SECONDS = 2**63 // 10**9 + 1  # of 64 bits of nanoseconds, on either side of 1970
 
 
@@ -29,21 +30,36 @@ class ParquetFile(NamedTuple):
     def decoded(
         self, number: int, begins: Sequence[int], stored: Sequence[memoryview], size_bytes: int
     ) -> pyarrow.Table:
-        def read(leaves: Sequence[str], unit: str) -> pyarrow.Table:
-            reader = arrow_module("pyarrow.parquet").ParquetFile(
+        def opened(unit: str) -> pyarrow.parquet.ParquetFile:
+            return arrow_module("pyarrow.parquet").ParquetFile(
                 arrow_module().PythonFile(_Stored(begins, stored, size_bytes), "r"),
                 metadata=metadata_of(self.footer),
                 pre_buffer=False,  # each column by itself, as it was read
                 page_checksum_verification=True,
                 coerce_int96_timestamp_unit=unit,
             )
-            return reader.read_row_group(number, columns=list(leaves), use_threads=False)
 
-        table = read(self.leaves, "ns")
+        table = _row_group(opened("ns"), number, self.leaves)
         table.validate()
         if old_times := _int96_leaves(self.footer, self.leaves):
-            _check_times(read(old_times, "s"))
+            _check_times(_row_group(opened("s"), number, old_times))
         return table
+
+
+def _row_group(reader: pyarrow.parquet.ParquetFile, number: int, leaves: Sequence[str]) -> pyarrow.Table:
+    """Read columns of a row group: at once, or in parts.
+
+    pyarrow (26) reads no column of lists, structs or maps at once whose texts or bytes take more
+    than 2 GiB.
+    """
+    try:
+        return reader.read_row_group(number, columns=list(leaves), use_threads=False)
+    except NotImplementedError:
+        rows = reader.metadata.row_group(number).num_rows
+        if rows < 2:
+            raise
+        parts = reader.iter_batches(-(-rows // _PARTS), [number], list(leaves), use_threads=False)
+        return arrow_module().Table.from_batches(parts)
 
 
 @functools.lru_cache(maxsize=64)
