@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import few_bytes_of_python
-from tables import awkward, damaged, pa, read_all, rows_of
+from tables import awkward, damaged, pa, read_all, rows_of, with_integers_of_128_bits
 
 import gdsdata
 from gdsdata.errors import CorruptData
@@ -286,6 +286,18 @@ def test_without_pyarrow_the_error_names_the_extra(tmp_path):
     )
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert "pip install 'gdsdata[tables]'" in ran.stdout, ran.stderr
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_a_schema_that_pyarrow_does_not_know_is_not_called_damaged(tmp_path, kind):
+    table = pa.table({"wide": pa.array([1, 2], pa.int64())})
+    path = write(tmp_path / "a.arrow", table, kind)
+    schema = table.schema.serialize().to_pybytes()
+    content = (tmp_path / "a.arrow").read_bytes()
+    (tmp_path / "a.arrow").write_bytes(content.replace(schema, with_integers_of_128_bits(schema)))
+    with pytest.raises(ValueError, match=f"{path}: .*pyarrow.*more than 64 bits.*cast") as caught:
+        gdsdata.GDSDataset(path, 1, device="cpu")
+    assert not isinstance(caught.value, CorruptData)
 
 
 class TestDamage:

@@ -12,7 +12,7 @@ import torch
 from helpers import grouped, peak_bytes, reset_peak
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tables import awkward, damaged, nested, pa, read_all, rows_in, rows_of
+from tables import awkward, damaged, nested, pa, read_all, rows_in, rows_of, with_integers_of_128_bits
 
 import gdsdata
 from gdsdata.data.batches import row_groups
@@ -321,6 +321,17 @@ class TestRefusals:
         path.write_bytes(content[:-4] + b"PARE")
         with pytest.raises(ValueError, match="is encrypted"):
             Parquet().index([str(path)])
+
+    @pytest.mark.parametrize("on_error", ["raise", "skip"])
+    def test_of_a_schema_that_pyarrow_does_not_know_do_not_call_it_damage(self, tmp_path, on_error):
+        path = tmp_path / "a.parquet"
+        pq.write_table(pa.table({"wide": pa.array([1, 2], pa.int64())}), path)
+        said = pq.read_metadata(path).metadata[b"ARROW:schema"]
+        wide = base64.b64encode(with_integers_of_128_bits(base64.b64decode(said)))
+        path.write_bytes(path.read_bytes().replace(said, wide))
+        with pytest.raises(ValueError, match=f"{path}: .*pyarrow.*more than 64 bits.*cast") as caught:
+            gdsdata.GDSDataset(path, 1, device="cpu", on_error=on_error)
+        assert not isinstance(caught.value, CorruptData)
 
     def test_of_row_groups_too_large_for_memory(self, tmp_path, monkeypatch):
         monkeypatch.setattr("gdsdata.formats.parquet._LARGEST_GROUP_BYTES", 100)

@@ -213,12 +213,16 @@ def schema_of(message: Message, path: str) -> pyarrow.Schema:
 
     Raises:
         CorruptData: it cannot be read.
-        ValueError: its values are big-endian.
+        ValueError: its values are big-endian, or it has a type that pyarrow lacks.
     """
     arrow, ipc = arrow_module(), arrow_module("pyarrow.ipc")
     try:
         schema = ipc.read_schema(arrow.py_buffer(message.frame))
         is_big_endian = message.header.integer(0, "h") != 0
+    except NotImplementedError as error:
+        from gdsdata.formats.tables import unknown_schema  # late: this is for an error
+
+        raise unknown_schema(path, error) from error
     except (arrow.ArrowException, OSError, ValueError, KeyError, struct.error, MemoryError) as error:
         raise damaged(path, message.at, len(message.frame), f"the schema cannot be read ({error})") from error
     if is_big_endian:

@@ -29,7 +29,7 @@ from gdsdata.formats.parsers import magics
 from gdsdata.formats.parsers.damage import damaged
 from gdsdata.formats.parsers.parquet_footer import StoredColumn, row_groups_of
 from gdsdata.formats.partitions import warn_of_partitions
-from gdsdata.formats.tables import FileGroups, TableIndex, errors_of_pyarrow, index_tables, line_of
+from gdsdata.formats.tables import FileGroups, TableIndex, errors_of_pyarrow, index_tables, line_of, unknown_schema
 from gdsdata.storage.opened import Opened, open_file
 
 _ENCRYPTED = b"PARE"
@@ -109,6 +109,8 @@ def _index_file(path: str, wanted: Sequence[str] | None, fill_null: FillNull) ->
         metadata = metadata_of(footer)
         schema = metadata.schema.to_arrow_schema()
         paths = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
+    except NotImplementedError as error:
+        raise unknown_schema(path, error) from error
     except errors_of_pyarrow() as error:
         raise damaged(path, footer_at, len(footer), f"the footer cannot be read ({line_of(error)})") from error
     if metadata.num_row_groups != len(groups) or any(len(group.columns) != len(paths) for group in groups):

@@ -298,6 +298,18 @@ def errors_of_pyarrow() -> tuple[type[Exception], ...]:
     return arrow.ArrowException, OSError, ValueError, TypeError, KeyError, OverflowError, MemoryError
 
 
+def unknown_schema(path: str, error: Exception) -> ValueError:
+    """Return the error for a sound file whose schema has a type that pyarrow lacks.
+
+    Polars has integers of 128 bits, for one.
+    """
+    version = arrow_module().__version__
+    return ValueError(
+        f"{path}: its schema has what pyarrow {version} does not read ({line_of(error)}): cast that column to another "
+        "type and write the file again, or update pyarrow"
+    )
+
+
 def line_of(error: Exception) -> str:
     """Return the first line of what an error says."""
     return next(iter(str(error).splitlines()), type(error).__name__)
