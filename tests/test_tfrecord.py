@@ -342,3 +342,21 @@ class TestDataThatAreRead:
         with pytest.raises(CorruptData, match="cannot be decoded: it is the fortieth") as caught:
             list(data)
         assert (caught.value.path, caught.value.offset, caught.value.length) == (str(path), 40 * 516 + 12, 500)
+
+
+@pytest.mark.parametrize("ending", ["idx", "index"])
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_indexes_that_other_readers_keep_beside_records_are_passed_over(tmp_path, ending, on_error, recwarn):
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.tfrecord").write_bytes(record(b"one") + record(b"two"))
+        (tmp_path / f"{name}.{ending}").write_text("0 19\n19 19\n")  # as DALI's tfrecord2idx writes it
+    formats = [TFRecord()] if ending == "index" else [TFRecord(), None]
+    for format in formats:
+        assert len(GDSDataset(tmp_path, 1, format, device="cpu", on_error=on_error)) == 4
+    assert not [one for one in recwarn if "left out" in str(one.message)]
+
+
+def test_an_index_alone_is_still_refused(tmp_path):
+    (tmp_path / "a.idx").write_text("0 19\n19 19\n")
+    with pytest.raises(CorruptData, match="a.idx is damaged"):
+        GDSDataset(tmp_path, 1, TFRecord(), device="cpu")

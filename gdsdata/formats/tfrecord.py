@@ -51,11 +51,14 @@ class TFRecord:
     def index(self, paths: list[str]) -> FieldIndex:
         """Find the records of ``paths``. A file may hold none.
 
+        Indexes of other readers (``.idx``, ``.index``) among them are passed over.
+
         Raises:
             CorruptData: a checksum differs, or a file ends within a record.
             ValueError: a file is compressed.
             FileNotFoundError, IoError: a file is not available.
         """
+        paths = self.data_files(paths)
         found = of_each(_find, paths, _READERS)
         sizes, times, begins, lengths, checksums = zip(*found, strict=True)
         return FieldIndex(
@@ -68,6 +71,11 @@ class TFRecord:
             checksums=np.concatenate(checksums)[:, None] if self.check_data else None,
             checksum="crc32c",
         )
+
+    @staticmethod
+    def data_files(paths: list[str]) -> list[str]:
+        """Return ``paths`` without other readers' indexes, unless only these are left."""
+        return [path for path in paths if not path.endswith((".idx", ".index"))] or paths
 
 
 def _find(path: str) -> tuple[int, int, np.ndarray, np.ndarray, np.ndarray]:
