@@ -125,6 +125,17 @@ def test_data_without_an_ending_are_named_themselves(tmp_path):
     assert f"part-0 beside it is Parquet: name the files that are, as in '{tmp_path}/part-0'" in refusal(tmp_path)
 
 
+def test_data_in_another_folder_than_what_is_no_data_are_named_with_their_own_folder(tmp_path):
+    """As LeRobot lays out its files."""
+    data, meta = tmp_path / "data" / "chunk-000", tmp_path / "meta"
+    data.mkdir(parents=True)
+    meta.mkdir()
+    pq.write_table(pa.table({"x": [1]}), data / "episode_0.parquet")
+    (meta / "info.json").write_bytes(b"{}")
+    said = f"{meta}/info.json is no data, and {data}/episode_0.parquet is Parquet: name the files that are, as in "
+    assert refusal(f"{tmp_path}/**/*") == f"{said}'{data}/*.parquet'"
+
+
 @pytest.mark.parametrize("head", [b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"\x1f\x8b", b"BZh", b"ID3"])
 @pytest.mark.parametrize("name", ["tokens.bin", "tokens"])
 def test_bare_tokens_that_begin_as_another_kind_are_bare_tokens(tmp_path, name, head):

@@ -163,9 +163,11 @@ def _refuse_another_kind(head: bytes, path: str, paths: Sequence[str]) -> None:
     for ending, other in list(by_ending.items())[:_MOST_ENDINGS]:
         (head_of_other,), _, _ = read_heads([other], HEAD_BYTES)
         if other != path and (known := _kind_of(head_of_other, other)) is not None:
+            folder_of_other, name = os.path.split(other)
+            where = f"{name} beside it" if folder_of_other == folder else other
             raise ValueError(
-                f"{path} is no data, and {os.path.basename(other)} beside it is {known.name}: name the files that "
-                f"are, as in {os.path.join(folder, f'*{ending}') if ending else other!r}"
+                f"{path} is no data, and {where} is {known.name}: name the files that are, as in "
+                f"{os.path.join(folder_of_other, f'*{ending}') if ending else other!r}"
             )
     if (advice := advice_about(head, path)) is not None:
         raise ValueError(f"{path} {advice}")
