@@ -249,6 +249,65 @@ def test_a_file_with_the_name_of_a_tables_log_is_no_log(tmp_path):
     assert len(gdsdata.GDSDataset(tmp_path, 2, device="cpu", shuffle=False)) == 1
 
 
+TABLES = {
+    "_delta_log": ("", "00000000000000000000.json"),
+    ".hoodie": ("", "hoodie.properties"),
+    "metadata": ("data", "00000-6b2cbd0d-5d0a-4a53-9b8d-0b9f6f1b7a42.metadata.json"),
+}
+
+
+@pytest.fixture(params=TABLES)
+def table(tmp_path, request):
+    """Make a table in folders ``p=1`` and ``p=2``: its folder, that of the data, and its log."""
+    log, (below, name) = request.param, TABLES[request.param]
+    folder = tmp_path / "tables" / "t"
+    for part in ("p=1", "p=2"):
+        (folder / below / part).mkdir(parents=True)
+        pq.write_table(pa.table({"x": [1, 2]}), folder / below / part / "0.parquet")
+    (folder / log).mkdir()
+    (folder / log / name).write_text("{}")
+    return folder, folder / below, log
+
+
+@pytest.mark.parametrize("glob", ["p=1", "p=1/*", "*/0.parquet", "**/*.parquet", "p=*/*.parquet"])
+def test_a_part_of_a_table_with_a_log_is_refused_too(table, glob):
+    folder, data, log = table
+    for source in (data / glob, [data / glob, data / "p=2" / "0.parquet"]):
+        with pytest.raises(ValueError, match=f"^{folder} is a .* table: its log, {log}, says which"):
+            gdsdata.GDSDataset(source, 2, device="cpu")
+
+
+def test_a_table_in_a_folder_that_is_searched_for_a_split_is_refused(table):
+    folder, _, log = table
+    for source in (folder, folder.parent, folder.parent.parent):
+        with pytest.raises(ValueError, match=f"^{folder} is a .* table: its log, {log}, says which"):
+            gdsdata.GDSDataset(source, 2, device="cpu", split="train")
+    with pytest.raises(ValueError, match=f"^{folder} is a .* table"):
+        gdsdata.GDSDataset(f"{folder.parent.parent}/**/*", 2, device="cpu")
+    with pytest.raises((ValueError, FileNotFoundError), match=f"^{folder} is a .* table"):
+        gdsdata.GDSDataset(folder, 2, device="cpu")
+
+
+def test_named_files_of_a_table_and_files_beside_it_are_read(table):
+    folder, data, _ = table
+    named = [data / "p=1" / "0.parquet", data / "p=2" / "0.parquet"]
+    assert len(gdsdata.GDSDataset(named, 2, device="cpu", format=gdsdata.formats.Parquet(("x",)))) == 2
+    np.save(folder.parent / "a.npy", np.zeros(3))
+    np.save(folder.parent.parent / "b.npy", np.zeros(3))
+    assert len(gdsdata.GDSDataset(f"{folder.parent.parent}/**/*.npy", 1, device="cpu")) == 2
+    assert len(gdsdata.GDSDataset(folder.parent, 1, device="cpu")) == 1
+
+
+@pytest.mark.parametrize("name", ["train.metadata.json", "v1.json", "00000-1.metadata.json"])
+def test_a_folder_metadata_of_something_else_is_no_log(tmp_path, name):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "metadata").mkdir()
+    (tmp_path / "metadata" / name).write_text("{}")
+    pq.write_table(pa.table({"x": [1, 2]}), tmp_path / "data" / "0.parquet")
+    for source in (tmp_path / "data", f"{tmp_path}/**/*.parquet"):
+        assert len(gdsdata.GDSDataset(source, 2, device="cpu")) == 1
+
+
 @pytest.mark.parametrize("stray", ["0.txt", "notes.txt", "labels.csv"])
 def test_a_file_of_another_kind_in_a_folder_of_data_is_not_called_damaged(tmp_path, stray):
     for i in range(1, 3):

@@ -148,3 +148,22 @@ def test_a_prefix_with_the_log_of_a_table_is_refused(server, split):
     with pytest.raises(ValueError, match="s3://bucket/t/? is a Delta table: its log, _delta_log, says"):
         listing_of("s3://bucket/t/", split)
     assert "s3://bucket/u/0.parquet" in listing_of("s3://bucket/u/").paths
+
+
+LOGS = {
+    "_delta_log": "t/_delta_log/00000000000000000000.json",
+    ".hoodie": "t/.hoodie/hoodie.properties",
+    "metadata": "t/metadata/v1.metadata.json",
+}
+
+
+@pytest.mark.parametrize("log", LOGS)
+@pytest.mark.parametrize("glob", ["t/**/*.parquet", "t/*/*.parquet", "**/*", "*/p=1/*"])
+def test_a_glob_of_objects_of_a_table_with_a_log_is_refused(server, log, glob):
+    put(server, "t/p=1/0.parquet", "t/p=2/0.parquet", LOGS[log], "u/a.npy", "u/metadata/v1.json")
+    with pytest.raises(ValueError, match=f"s3://bucket/t/ is a .* table: its log, {log}, says"):
+        listing_of(f"s3://bucket/{glob}")
+    with pytest.raises(ValueError, match=f"s3://bucket/t/ is a .* table: its log, {log}, says"):
+        listing_of("s3://bucket/", "train")
+    assert listing_of("s3://bucket/**/*.npy").paths == ["s3://bucket/u/a.npy"]
+    assert listing_of("s3://bucket/t/p=1/0.parquet").paths == ["s3://bucket/t/p=1/0.parquet"]

@@ -4,23 +4,48 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
+from gdsdata.formats.expansion import top_of
 from gdsdata.formats.parsers import magics
 from gdsdata.storage.urls import without_query
 
 
-def refuse_table(folder: str) -> None:
-    """Refuse a directory that is a table with a log, whose files are not all current.
+def refuse_tables(source: str, files: Sequence[str], logs: Iterable[tuple[str, str]], asked: set[str]) -> None:
+    """Refuse a folder or glob that means files of a table with a log: not all of them are current.
+
+    Args:
+        source: the folder or glob.
+        files: that it means.
+        logs: folders that were read, with the name of a folder in each that may be a log.
+        asked: folders that were asked for logs; those around ``source`` are added.
 
     Raises:
-        ValueError: it is one.
+        ValueError: some of the files are of a table.
     """
-    for log in magics.LOGS_OF_TABLES:
-        if os.path.isdir(os.path.join(folder, log)):
+    top = top_of(source)
+    for folder, log in {*logs, *_logs_around(top, asked)}:
+        below = os.path.join(folder, "")
+        is_meant = any(path.startswith(below) for path in files) if files else folder == top
+        if is_meant and (log != magics.ICEBERG_LOG or _has_iceberg_log(folder)):
             from gdsdata.formats import other_kinds  # late: this is for an error
 
             other_kinds.refuse_table(folder, log)
+
+
+def _logs_around(folder: str, asked: set[str]) -> Iterator[tuple[str, str]]:
+    """Yield a folder and those above it that have what may be a log, with its name."""
+    while folder not in asked:
+        asked.add(folder)
+        yield from ((folder, log) for log in magics.LOGS_OF_TABLES if os.path.isdir(os.path.join(folder, log)))
+        folder = os.path.dirname(folder)
+
+
+def _has_iceberg_log(folder: str) -> bool:
+    try:
+        return any(map(magics.is_of_iceberg, os.listdir(os.path.join(folder, magics.ICEBERG_LOG))))
+    except OSError:  # a link that leads nowhere, or a folder of another user
+        return False
 
 
 def has_dataset(files: list[str]) -> bool:

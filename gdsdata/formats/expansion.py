@@ -11,9 +11,11 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from gdsdata.errors import IoError
+from gdsdata.formats.parsers import magics
 from gdsdata.storage.paths import absolute
 
 _MAGIC = frozenset("*?[")
+_LOGS = frozenset(magics.LOGS_OF_TABLES)
 
 
 class Folder(NamedTuple):
@@ -35,6 +37,14 @@ def folder_now(path: str) -> Folder | None:
 
 def _is_pattern(part: str) -> bool:
     return not _MAGIC.isdisjoint(part)
+
+
+def top_of(source: str) -> str:
+    """Return the folder that a source is, or that lies above all folders of a glob."""
+    if os.path.isdir(source):
+        return absolute(source)
+    plain = itertools.takewhile(lambda part: not _is_pattern(part), source.split(os.sep)[:-1])
+    return absolute(os.sep.join([*plain, ""]) or os.curdir)
 
 
 def _is_file(entry: os.DirEntry[str]) -> bool:
@@ -70,6 +80,7 @@ class Expansion:
 
     def __init__(self) -> None:
         self.folders: dict[str, Folder] = {}
+        self.logs: set[tuple[str, str]] = set()  # folders with a folder that may be the log of a table, and its name
 
     def files(self, source: str) -> list[str]:
         """Return absolute paths."""
@@ -143,7 +154,9 @@ class Expansion:
             return []
         try:
             with os.scandir(folder) as entries:
-                return [entry for entry in entries if hidden or not entry.name.startswith(".")]
+                found = list(entries)
+            self.logs.update((folder, one.name) for one in found if one.name in _LOGS and _is_folder(one))
+            return [entry for entry in found if hidden or not entry.name.startswith(".")]
         except OSError as error:
             if not must_list:
                 return []

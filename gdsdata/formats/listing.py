@@ -75,7 +75,7 @@ def listing_of(source: Source, split: str | None = None) -> Listing:
     if are_files.all() and not of_urls and split is None:
         return Listing(sorted(found), [], named=found)
     # late: files by name need none
-    from gdsdata.formats.data_files import has_dataset, names_endings, refuse_table, without_beside
+    from gdsdata.formats.data_files import has_dataset, names_endings, refuse_tables, without_beside
 
     named = set(found)
 
@@ -92,16 +92,16 @@ def listing_of(source: Source, split: str | None = None) -> Listing:
     if not are_files.all():
         from gdsdata.formats.expansion import Expansion  # late: a file needs none
 
-        expansion = Expansion()
+        expansion, asked = Expansion(), set[str]()
         for one in itertools.compress(local, (~are_files).tolist()):
             files = expansion.files(one) if split is None else expansion.files_below(one)
+            refuse_tables(one, files, expansion.logs, asked)
             if not files:
                 _check_reachable(one)
                 from gdsdata.formats.other_kinds import no_files_in  # late: this is for an error
 
                 raise FileNotFoundError(f"{one} {no_files_in(one)}")
             if os.path.isdir(one):
-                refuse_table(one)
                 in_folders[absolute(one)] = files
             else:
                 found.update(without_beside(files))

@@ -87,6 +87,7 @@ _ZARR = (".zarray", ".zgroup", "zarr.json")
 _TABLES_WITH_LOG = {
     "_delta_log": ("Delta table", "as in GDSDataset(deltalake.DeltaTable({folder!r}).file_uris())"),
     ".hoodie": ("Hudi table", "as Hudi's own library lists them"),
+    "metadata": ("Iceberg table", "as in [one.file.file_path for one in pyiceberg's table.scan().plan_files()]"),
 }
 _MOST_NAMES = 5  # of folders that an error has
 

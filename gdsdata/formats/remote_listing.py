@@ -91,20 +91,39 @@ def _in_folder(url: str, is_deep: bool) -> list[str]:
         return []
     prefix = location.key.rstrip("/") + "/" if location.key else ""
     every = list(store.list(prefix, "" if is_deep else "/"))
-    _refuse_table(url, prefix, every)
     listed = [one for one in every if isinstance(one, ObjectInfo)]
     begin = f"{url.rstrip('/')}/"
-    return _noted(begin, is_deep, listed, lambda info: all(map(_is_shown, info.url[len(begin) :].split("/"))))
+    found = _noted(begin, is_deep, listed, lambda info: all(map(_is_shown, info.url[len(begin) :].split("/"))))
+    _refuse_tables(begin, every, found)
+    return found
 
 
-def _refuse_table(url: str, prefix: str, every: Iterable[ObjectInfo | str]) -> None:
-    below = f"{url.rstrip('/')}/"
-    for one in every:
-        name = one.url[len(below) :] if isinstance(one, ObjectInfo) else one[len(prefix) :]
-        if (log := name.partition("/")[0]) in magics.LOGS_OF_TABLES and "/" in name:
-            from gdsdata.formats.other_kinds import refuse_table  # late: this is for an error
+def _refuse_tables(folder: str, every: Iterable[ObjectInfo | str], found: Sequence[str]) -> None:
+    """Refuse objects of a table with a log: not all of them are current.
 
-            refuse_table(url, log)
+    Args:
+        folder: the URL of the folder that was listed, with its slash.
+        every: the objects and prefixes in it.
+        found: the URLs of those that are meant.
+
+    Raises:
+        ValueError: some are of a table.
+    """
+    key = location_of(folder).key
+    names = [one.url[len(folder) :] if isinstance(one, ObjectInfo) else one[len(key) :] for one in every]
+    joined = "/".join(["", *names])  # one search in all names is faster
+    if not any(f"/{log}/" in joined for log in magics.LOGS_OF_TABLES):
+        return
+    for name in names:
+        *above, last = name.split("/")
+        for place, log in enumerate(above):
+            if log not in magics.LOGS_OF_TABLES or (log == magics.ICEBERG_LOG and not magics.is_of_iceberg(last)):
+                continue
+            table = folder + "".join(f"{part}/" for part in above[:place])
+            if any(url.startswith(table) for url in found) or table == folder:
+                from gdsdata.formats.other_kinds import refuse_table  # late: this is for an error
+
+                refuse_table(table, log)
 
 
 def _globbed(url: str, is_deep: bool) -> list[str]:
@@ -127,7 +146,9 @@ def _globbed(url: str, is_deep: bool) -> list[str]:
         return _noted(literal, not is_flat, listed, lambda info: info.url == url)
     if f"{location.key}/" in every or any(info.url.startswith(f"{url}/") for info in listed):
         return _in_folder(url, is_deep)
-    return _noted(literal, not is_flat, listed, lambda info: matches(info.url[len(folder) :].split("/")))
+    found = _noted(literal, not is_flat, listed, lambda info: matches(info.url[len(folder) :].split("/")))
+    _refuse_tables(folder, every, found)
+    return found
 
 
 def _noted(prefix: str, is_deep: bool, listed: list[ObjectInfo], is_meant: Callable[[ObjectInfo], bool]) -> list[str]:

@@ -39,7 +39,10 @@ BESIDE_DATA = (
     "_committed_",
     "_started_",
 )
-LOGS_OF_TABLES = ("_delta_log", ".hoodie")  # folders beside the files of a table
+ICEBERG_LOG = "metadata"  # a folder of many things, unless it has files with names of Iceberg's
+# Folders beside the files of a table, or beside the folder of these.
+LOGS_OF_TABLES = ("_delta_log", ".hoodie", ICEBERG_LOG)
+_OF_ICEBERG = r"(?a)(v\d+|\d{5,}-[0-9a-f-]{36})(\.gz)?\.metadata\.json(\.gz)?"  # compiled when first used
 _OF_DATABRICKS = r"(?a)_(committed|started)_(vacuum)?\d+"  # compiled when first used
 # Folders of files that Spark has not committed, and of logs that say which files count.
 FOLDERS_BESIDE_DATA = frozenset(("_temporary", "_spark_metadata", "_delta_log", "_change_data"))
@@ -94,6 +97,11 @@ def is_beside_data(path: str) -> bool:
     """Return whether it is a file that stands beside data and has none itself."""
     name = os.path.basename(path)
     return name in BESIDE_DATA or (name.startswith("_") and re.fullmatch(_OF_DATABRICKS, name) is not None)
+
+
+def is_of_iceberg(name: str) -> bool:
+    """Return whether a file in a folder `ICEBERG_LOG` says which files a table has."""
+    return re.fullmatch(_OF_ICEBERG, name) is not None
 
 
 def is_tfrecord(head: bytes, path: str) -> bool:
