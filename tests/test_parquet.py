@@ -223,6 +223,21 @@ class TestRows:
         with pytest.raises(CorruptData, match="row 0 .* column 'j' is null or empty, which cannot be decoded: .*skip"):
             list(gdsdata.GDSDataset(path, 1, device="cpu", fields=gdsdata.Fields(decode={"j": decoder})))
 
+    @pytest.mark.parametrize("format", ["parquet", "arrow"])
+    def test_of_images_that_lie_in_other_files_say_so(self, tmp_path, format):
+        """As to_parquet of `datasets` writes images that were given by their paths."""
+        kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+        table = pa.table({"image": pa.array([{"bytes": None, "path": "cats/0.png"}] * 2, kind)})
+        path = tmp_path / f"a.{format}"
+        if format == "parquet":
+            write(path, table)
+        else:
+            with pa.ipc.new_file(path, table.schema) as writer:
+                writer.write_table(table)
+        fields = gdsdata.Fields(decode={"image.bytes": "npy"})
+        with pytest.raises(CorruptData, match="'image.bytes'.*'image.path' names a file, which is not read: .*bytes"):
+            list(gdsdata.GDSDataset(path, 2, device="cpu", fields=fields))
+
 
 class TestRefusals:
     @pytest.mark.parametrize(

@@ -116,10 +116,25 @@ class FieldValues:
         try:
             return self._made_of(name, [of_all[i] for i in wanted]) if len(wanted) else []
         except Undecodable as error:
-            place, reason = wanted[error.sample], f"cannot be decoded: {error}"
+            place = wanted[error.sample]
+            reason = f"cannot be decoded: {self._other_file(read, k, place) or error}"
             if isinstance(self._index, TableIndex) and not sizes[place]:
                 reason = f'is null or empty, which {reason}. Pass on_error="skip", or a function as the decoder'
             raise self._index.damaged(int(read.samples[place]), k, reason) from error
+
+    def _other_file(self, read: FieldBytes, k: int, place: int) -> str | None:
+        """Return why a field is empty, a clause: `datasets` keeps the path of a file in its place.
+
+        None: it is no such field.
+        """
+        around, _, member = self._fields[k].name.rpartition(".")
+        names = [field.name for field in self._fields]
+        beside = f"{around}.path"
+        if member != "bytes" or read.length_bytes[place, k] > 0 or beside not in names:
+            return None
+        if read.length_bytes[place, names.index(beside)] <= 0:
+            return None
+        return f"{beside!r} names a file, which is not read: write its bytes into the table, as save_to_disk does"
 
     def _made_of(self, name: str, samples: Sequence[torch.Tensor]) -> Any:
         decoder = self._decode[name]
