@@ -69,6 +69,11 @@ def saved_by_torch():
         ("x.wav", b"RIFF" + bytes(99), "is a recording, .* pack the files into tar shards"),
         ("data.mdb", bytes(512), "is LMDB"),
         ("train.beton", bytes(512), "is FFCV"),
+        ("x.array_record", b"\x83\xaf\x70\xd1\x0d\x88\x4a\x3f" + bytes(99), "is ArrayRecord, .* as TFRecord"),
+        ("x.rec", b"\x0a\x23\xd7\xce" + bytes(99), "is RecordIO, .* tar shards or as MDS"),
+        ("x.lance", bytes(512), "is a part of a Lance table, .* convert it once to Parquet"),
+        ("x.nii", b"\x5c\1\0\0" + bytes(508), "is NIfTI, .* npy files .*nibabel.load.*/x.nii"),
+        ("x.dcm", bytes(128) + b"DICM", "is DICOM, .* npy files .*pydicom"),
     ],
 )
 def test_a_kind_that_is_not_read_says_what_to_do(tmp_path, name, content, said):
@@ -88,6 +93,13 @@ def test_zarr_is_refused_by_its_folder_and_by_a_chunk(tmp_path):
     assert "is a zarr array, which is not read: copy its arrays once" in refusal(tmp_path / "x.zarr", FileNotFoundError)
     (tmp_path / "x.zarr" / "0.0").write_bytes(bytes(80))
     assert "is a part of a zarr array" in refusal(tmp_path / "x.zarr")
+
+
+def test_a_lance_table_is_refused_by_its_folder(tmp_path):
+    for name in ("_versions", "_transactions", "data"):
+        (tmp_path / "t" / name).mkdir(parents=True)
+    said = refusal(tmp_path / "t", FileNotFoundError)
+    assert said == f"{tmp_path}/t is a Lance table, which is not read: convert it once to Parquet"
 
 
 def test_a_folder_of_folders_names_them(tmp_path):

@@ -33,6 +33,7 @@ _UNPACK = "its samples cannot be read by themselves: unpack it once"
 _TABLES = "convert it once to Parquet"
 _ARRAYS = "copy its arrays once into npy files"
 _PICKLE = "reading it could run any code: load it where you trust it, and save its arrays with numpy.save"
+_AGAIN = "write the samples again as tar shards or as MDS"
 _SHARDS = "pack the files into tar shards, a sample's files side by side"
 
 # The first whose magic or ending fits is taken.
@@ -62,7 +63,12 @@ KINDS = (
     Kind("Avro", (b"Obj\x01",), (".avro",), _TABLES),
     Kind("SQLite", (b"SQLite format 3\0",), (".sqlite", ".db"), _TABLES),
     Kind("LMDB", (), (".mdb", ".lmdb"), "write its values once as tar shards or as MDS"),
-    Kind("FFCV", (), (".beton",), "write the samples again as tar shards or as MDS"),
+    Kind("FFCV", (), (".beton",), _AGAIN),
+    Kind("RecordIO", (b"\x0a\x23\xd7\xce",), (".rec",), _AGAIN),
+    Kind("ArrayRecord", (b"\x83\xafp\xd1\r\x88J?",), (".array_record",), "write its records once as TFRecord"),
+    Kind("a part of a Lance table", (), (".lance",), _TABLES),
+    Kind("NIfTI", (), (".nii",), f"{_ARRAYS} (numpy.save, from nibabel.load({{path!r}}).dataobj)"),
+    Kind("DICOM", (), (".dcm",), f"{_ARRAYS} (numpy.save, from pydicom.dcmread({{path!r}}).pixel_array)"),
     Kind("JSON lines", (), (".jsonl", ".ndjson"), f"{_TABLES} (pyarrow.json.read_json)"),
     Kind("JSON", (), (".json",), f"{_TABLES} (pyarrow.json.read_json)"),
     Kind("CSV", (), (".csv", ".tsv"), f"{_TABLES} (pyarrow.csv.read_csv)"),
@@ -83,6 +89,7 @@ KINDS = (
 # Shards by the names that their writers choose. The index.json beside them says what they have.
 _SHARDS_BY_INDEX = {"MDS": r".+\.mds(\.\w+)?", "LitData": r"chunk-\d+-\d+(\.\w+)?\.bin"}
 _ZARR = (".zarray", ".zgroup", "zarr.json")
+_LANCE = frozenset(("_versions", "data"))
 # Tables by the folder of their log (`magics.LOGS_OF_TABLES`).
 _TABLES_WITH_LOG = {
     "_delta_log": ("Delta table", "as in GDSDataset(deltalake.DeltaTable({folder!r}).file_uris())"),
@@ -143,6 +150,8 @@ def no_files_in(source: str) -> str:
         names = []
     if any(name in _ZARR for name in names):
         return f"is a zarr array, which is not read: {_ARRAYS} (numpy.save, from zarr.open({source!r}))"
+    if _LANCE.issubset(names):
+        return f"is a Lance table, which is not read: {_TABLES}"
     shown = ", ".join(map(repr, names[:_MOST_NAMES])) + (", ..." if len(names) > _MOST_NAMES else "")
     if not names:
         begin = "" if os.path.isabs(source) else f"(from {absolute(os.curdir)}) "
