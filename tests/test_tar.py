@@ -894,3 +894,24 @@ class TestWhatFollowsTheEnd:
         assert len(list(data)) == 1
         ((path, offset, reason),) = data.stats()["skipped"]["named"]
         assert (path, offset) == (str(damaged), 1024) and "a lone block of zeros" in reason
+
+
+class TestFieldsThatLaterSamplesHave:
+    """With fields=None those of the first 100 samples are read; others must not go unseen."""
+
+    def shards(self, tmp_path, *names: str) -> list[str]:
+        first = [member(f"a/{i:03}.{name}", b"1") for i in range(100) for name in ("cls", "jpg")]
+        return [shard(tmp_path / "0.tar", first), shard(tmp_path / "1.tar", [member(f"b/{n}", b"2") for n in names])]
+
+    @pytest.mark.parametrize("names", [("0.jpg", "0.txt"), ("0.000.jpg", "0.001.jpg")], ids=["optional", "frames"])
+    def test_are_named_in_a_warning(self, tmp_path, names):
+        new = next(name for name in names if name != "0.jpg").partition(".")[2]
+        with pytest.warns(RuntimeWarning, match=rf"1.tar: .*fields \({new!r}.*first 100 .*Tar\(fields=") as caught:
+            found = index(*self.shards(tmp_path, *names))
+        assert [field.name for field in found.fields] == ["cls", "jpg"] and len(found) == 101
+        assert len(caught) == 1
+
+    def test_are_no_warning_if_the_caller_chose_fields(self, tmp_path, recwarn):
+        index(*self.shards(tmp_path, "0.jpg", "0.txt"), fields=("jpg",))
+        index(*self.shards(tmp_path, "0.jpg", "0.cls"))
+        assert not list(recwarn)

@@ -24,6 +24,7 @@ from gdsdata.formats.index import first_samples
 from gdsdata.formats.parsers.tar_members import KEY, Members, read_members, refuse_torn_samples
 from gdsdata.formats.tar_reading import HeaderReader
 from gdsdata.storage.opened import of_each, open_file
+from gdsdata.warn import warn
 
 # With fields=None: the samples that are looked at, and the fields that they may have. More of them
 # are a mistake in the names.
@@ -52,8 +53,8 @@ class Tar:
 
     Args:
         fields: the extensions that are wanted; others are passed over. None: all that the first 100
-            samples have. ``"__key__"`` is the sample's key, UTF-8: have it as text with
-            ``gdsdata.Fields(decode={"__key__": "txt"})``.
+            samples have, with a warning of others. ``"__key__"`` is the sample's key, UTF-8: have
+            it as text with ``gdsdata.Fields(decode={"__key__": "txt"})``.
         index_cache: where the index of each file is kept for the next time. ``"user"``: in
             ``~/.cache/gdsdata/tar`` (``XDG_CACHE_HOME`` moves it); ``"beside"``: in a hidden file
             beside the data; else in the folder of this path; None: nowhere.
@@ -90,7 +91,7 @@ class Tar:
         paths = self.data_files(paths)
         size_bytes, mtime_ns = np.empty(len(paths), np.int64), np.empty(len(paths), np.int64)
         names, counts, builder = self.fields, [], ExtentsBuilder()
-        extensions: dict[str, None] = {}  # that some sample has, for the error
+        extensions: dict[str, str] = {}  # that some sample has, and the first file with it
         with_keys = self.fields is not None and KEY in self.fields
         # A kept index has no keys.
         index_cache = None if with_keys else self.index_cache
@@ -99,12 +100,13 @@ class Tar:
         )
         first = [] if names else _first_samples(found)
         names = names or first_extensions([members for members, *_ in first], paths[0])
-        for i, (members, size, mtime) in enumerate(chain(first, found)):
+        for i, (path, (members, size, mtime)) in enumerate(zip(paths, chain(first, found), strict=True)):
             size_bytes[i], mtime_ns[i] = size, mtime
             counts.append(members.samples)
             if members.samples:
                 builder.add(*field_table(members, names))
-                extensions.update(dict.fromkeys(members.extensions[:_MOST_FIELDS]))
+                for extension in members.extensions[:_MOST_FIELDS]:
+                    extensions.setdefault(extension, path)
         if not any(counts):
             raise ValueError(f"no samples in {paths[0]} (of {len(paths)} files): a sample's file has a name with a dot")
         extents = builder.extents()
@@ -114,6 +116,8 @@ class Tar:
                     f"no sample of {paths[0]} (of {len(paths)} files) has the field {name!r}: they have "
                     f"{', '.join(map(repr, extensions))}"
                 )
+        if self.fields is None:
+            _warn_of_other_fields({name: path for name, path in extensions.items() if name not in names}, names)
         return FieldIndex(
             paths=paths,
             size_bytes=size_bytes,
@@ -127,6 +131,22 @@ class Tar:
     def data_files(paths: list[str]) -> list[str]:
         """Return ``paths`` without other projects' indexes, unless only these are left."""
         return [path for path in paths if not path.endswith(".idx")] or paths
+
+
+def _warn_of_other_fields(others: dict[str, str], names: tuple[str, ...]) -> None:
+    """Warn of fields that are not read, because none of the first samples has them.
+
+    Args:
+        others: these fields, with a file of each.
+        names: the fields that are read.
+    """
+    if others:
+        name, path = next(iter(others.items()))
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        warn(
+            f"{path}: samples have fields ({name!r}{more}) that none of the first {_FIRST_SAMPLES} samples has. They "
+            f"are not read: name all that are wanted, as in format=Tar(fields={(*names, name)})"
+        )
 
 
 def _first_samples(found: Iterator[_Found]) -> list[_Found]:
