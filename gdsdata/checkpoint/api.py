@@ -156,7 +156,9 @@ def load(
         dtype: the dtype of the result's floating-point tensors; they are cast on the device.
             Casts share memory only if they were the same tensor. None: as they were saved.
         into: a tree of dicts, lists and tuples, as ``state_dict()`` returns it. Its tensors are
-            filled where they are; they may be views, and on several devices. Its other values are
+            filled where they are; they may be views, and on several devices. If two of them share
+            memory and the file has other values for each, the later one is loaded, with a warning,
+            as by ``load_state_dict``. Its other values are
             replaced in their dict or list, and a tuple that has some by a new one. A tensor that is
             not plain is filled by a copy from a tensor of its type. Otherwise it is refused before
             anything is changed.

@@ -16,6 +16,7 @@ from gdsdata.checkpoint.extents import Extents, ReadCall, SharedExtents
 from gdsdata.checkpoint.gc_pause import collector_resumed
 from gdsdata.checkpoint.open_file import table_of
 from gdsdata.checkpoint.record_checksums import Part, PartsOfRecord, RecordParts, compare, is_compared
+from gdsdata.checkpoint.shared_targets import SharedTargets, fill_last
 from gdsdata.checkpoint.spans import Gapped, spans_of
 from gdsdata.checkpoint.stored import Record, Stored, bytes_of, bytes_of_storage
 from gdsdata.checkpoint.tensor_kinds import check_tensors_are_real, has_own_memory
@@ -58,6 +59,7 @@ class TensorReader:
         self._by_device: dict[torch.device, Extents] = {}
         self._parts = RecordParts()  # that `run` reads
         self._gapped: dict[tuple[Record, torch.device], list[Gapped]] = {}  # that it looks at together
+        self._shared = SharedTargets()
         self._copies: list[Callable[[], object]] = []  # before `_afterwards`
         self._afterwards: list[Callable[[], object]] = []
         self._batches = CallThreads(_BATCHES_AT_A_TIME, "gdsdata-read")  # made when needed
@@ -120,7 +122,8 @@ class TensorReader:
         """Read a stored tensor into a tensor of its shape; cast it if dtypes differ.
 
         Values are read in place if file and ``target`` have the same dtype, and long enough
-        contiguous stretches in common. Otherwise they pass through memory of their own.
+        contiguous stretches in common. Otherwise they pass through memory of their own. So do those
+        that fill the memory of an earlier target: the last one remains there.
 
         Args:
             target: the tensor to fill.
@@ -134,7 +137,10 @@ class TensorReader:
             why = f"is on the meta device, which has no memory to read '{stored.record.path}' into"
             raise ValueError(f"{name_of(name)} {why}")
         increment_version(target)  # so that autograd notices
-        plain = has_own_memory(target) and not (target.is_conj() or target.is_neg())
+        has_memory = has_own_memory(target)
+        if has_memory and target.numel() > 0 and (before := self._shared.note(target, stored, name)) is not None:
+            return self._filled_last(target.detach(), stored, name, before)
+        plain = has_memory and not (target.is_conj() or target.is_neg())
         if plain and target.dtype == stored.dtype:
             if target.stride() == stored.stride and target.is_contiguous():
                 return self._all_of(target, stored, name)
@@ -156,6 +162,11 @@ class TensorReader:
         self.own_bytes += stored.size_bytes
         alone = functools.partial(self._copied_into, target, stored, name)
         return self._read_rows(Gapped(target, stored, Rows(stored, without_gaps(stored)), name, alone))
+
+    def _filled_last(self, target: torch.Tensor, stored: Stored, name: Path, before: Path) -> None:
+        self.own_bytes += stored.size_bytes
+        (values,) = self.tensors({name: stored}, _read_to(target.device)).values()
+        self.afterwards(functools.partial(fill_last, target, values, name, before, stored.record.path))
 
     def _all_of(self, target: torch.Tensor, stored: Stored, name: Path) -> None:
         if engine.reaches(target.device):

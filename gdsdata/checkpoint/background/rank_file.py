@@ -15,9 +15,10 @@ from gdsdata.checkpoint.contents import Kind, kind_of
 from gdsdata.checkpoint.explanations import call_named
 from gdsdata.checkpoint.gc_pause import collector_paused
 from gdsdata.checkpoint.open_object import open_path
+from gdsdata.checkpoint.shared_targets import filled_apart
 from gdsdata.checkpoint.stored import Stored
 from gdsdata.checkpoint.targets import Words, check_fits, check_has_memory, check_names, fill, fits
-from gdsdata.checkpoint.tensor_kinds import are_of_one_kind
+from gdsdata.checkpoint.tensor_kinds import are_of_one_kind, has_own_memory
 from gdsdata.checkpoint.tensor_reader import TensorReader
 from gdsdata.checkpoint.torch_zip.archive import open_archive
 from gdsdata.checkpoint.torch_zip.archive_reader import unpickle_structure
@@ -49,7 +50,8 @@ def load_over(
 
     A tensor with the path, shape and dtype of a target is read into that target. Others are read
     into new tensors, on a device of the kind that they were saved from. A tensor without memory of
-    its own is copied, or takes the target's place.
+    its own is copied, or takes the target's place. So does one that was saved apart from another
+    tensor, if their targets share memory.
 
     Args:
         path: of the file, or its URL.
@@ -88,12 +90,16 @@ def load_over(
     for name in strict:
         open_ended = set(_open_ended(targets[name], chosen[name], (name,)))
         _check_strictly(path, name, saved_of, target_of, filled, open_ended)
+    in_memory = {place: one for place, one in target_of.items() if place in filled and has_own_memory(one)}
+    apart = filled_apart(in_memory, tensors, lambda place: place[0] in strict)
+    filled -= apart
     new: dict[torch.device, dict[Path, Stored]] = {}
     for place, leaf in tensors.items():
         if place in filled:
             fill(target_of[place], leaf, place, reader)
         elif isinstance(leaf, Stored):
-            new.setdefault(_device_like(leaf.location), {})[place] = leaf
+            device = target_of[place].device if place in apart else _device_like(leaf.location)
+            new.setdefault(device, {})[place] = leaf
     made = {place: tensor for device in new for place, tensor in reader.tensors(new[device], device).items()}
     reader.run()
 
