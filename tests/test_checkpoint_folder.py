@@ -18,7 +18,7 @@ from gdsdata import AsyncCheckpointer, EngineOptions
 from gdsdata.checkpoint.background import heartbeat_lock
 from gdsdata.checkpoint.background.checkpoint_folder import CheckpointFolder, LockedFolder
 from gdsdata.checkpoint.background.save_job import SaveJob
-from gdsdata.errors import IoError
+from gdsdata.errors import CorruptData, IoError
 from gdsdata.io import engine
 
 # ------------------------------------------------------------------------------------------------ without flock
@@ -286,3 +286,60 @@ def test_a_folder_that_is_removed_in_the_middle_of_a_save_is_its_error(tmp_path,
                 checkpointer.save(2, {"a": 2}).result()
         checkpointer.save(3, {"a": 3}).result()
         assert checkpointer.steps() == [3]
+
+
+# ------------------------------------------------------------------------------------------- links to other runs
+
+
+def save_steps(folder: Path, *steps: int, keep_last: int = 3) -> None:
+    with AsyncCheckpointer(folder, keep_last=keep_last) as checkpointer:
+        for step in steps:
+            checkpointer.save(step, {"step": step}).result()
+
+
+@pytest.fixture
+def linked(tmp_path) -> tuple[Path, Path]:
+    """Return a run's folder with a step of another run behind a link, and that step's folder."""
+    save_steps(tmp_path / "first", 30)
+    first = tmp_path / "first" / "step-30"
+    (first / "rank-0-00000000.pt").write_bytes(b"of a save that is in progress there")
+    (tmp_path / "second").mkdir()
+    (tmp_path / "second" / "step-30").symlink_to(Path("..", "first", "step-30"))
+    return tmp_path / "second", first
+
+
+def test_a_step_of_another_run_behind_a_link_is_restored_and_its_files_stay(linked):
+    folder, first = linked
+    before = sorted(os.listdir(first))
+    with AsyncCheckpointer(folder) as checkpointer:
+        state = {"step": 0}
+        assert checkpointer.restore(state) == 30 and state["step"] == 30
+    save_steps(folder, 31, keep_last=2)
+    assert (folder / "step-30").is_symlink() and sorted(os.listdir(first)) == before
+    save_steps(folder, 32, 33, keep_last=2)
+    assert sorted(path.name for path in folder.glob("step-*")) == ["step-32", "step-33"]
+    assert sorted(os.listdir(first)) == before
+
+
+def test_a_link_to_an_incomplete_step_of_another_run_is_left_alone(linked):
+    folder, first = linked
+    (first / "manifest.json").unlink()
+    before = sorted(os.listdir(first))
+    save_steps(folder, 31, 32, keep_last=1)
+    assert (folder / "step-30").is_symlink() and sorted(os.listdir(first)) == before
+
+
+def test_a_step_behind_a_link_is_not_saved_over(linked):
+    folder, first = linked
+    before = sorted(os.listdir(first))
+    with pytest.raises(IoError, match="step-30' is a link to '../first/step-30', .*Remove the link"):
+        save_steps(folder, 30)
+    assert sorted(os.listdir(first)) == before
+    save_steps(folder, 31)
+
+
+def test_a_step_whose_folder_was_renamed_is_an_error_that_says_so(tmp_path):
+    save_steps(tmp_path, 30)
+    (tmp_path / "step-30").rename(tmp_path / "step-41")
+    with pytest.raises(CorruptData, match="it is of step 30.*rename its folder to 'step-30'"):
+        AsyncCheckpointer(tmp_path).restore({"step": 0})

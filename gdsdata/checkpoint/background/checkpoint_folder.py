@@ -195,10 +195,18 @@ class LockedFolder:
             of the step.
 
         Raises:
-            IoError: another process has taken the lock over.
+            IoError: another process has taken the lock over, or the folder is a link.
         """
         self._check_lock()
-        make_folder(self._folder.folder_of(step))
+        folder = self._folder.folder_of(step)
+        if os.path.islink(folder):
+            raise IoError(
+                errno.EEXIST,
+                f"'{folder}' is a link to '{os.readlink(folder)}', and a save of step {step} would replace the "
+                "checkpoint that is there. Remove the link, or save into another folder",
+                folder,
+            )
+        make_folder(folder)
         return secrets.token_hex(4)
 
     def run_id(self) -> str:
@@ -279,12 +287,7 @@ class LockedFolder:
             if manifest.sequence not in leaving:
                 staying.append(manifest)
                 continue
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._folder.file(manifest.step, MANIFEST))
-                # The manifest must be gone before its files are: a manifest without files would be
-                # a broken checkpoint.
-                sync_folder(self._folder.folder_of(manifest.step))
-            self._remove(manifest.step, kept=())
+            self._remove_checkpoint(manifest.step)
         self._complete = staying + newest[::-1]
 
     def _check_lock(self) -> None:
@@ -296,13 +299,26 @@ class LockedFolder:
             self._complete = self._folder.complete()
         return self._complete
 
+    def _remove_checkpoint(self, step: int) -> None:
+        folder = self._folder.folder_of(step)
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.islink(folder):
+                return os.unlink(folder)
+            os.unlink(self._folder.file(step, MANIFEST))
+            # The manifest must be gone before its files are: a manifest without files would be a
+            # broken checkpoint.
+            sync_folder(folder)
+        return self._remove(step, kept=())
+
     def _remove(self, step: int, kept: Sequence[SavedFile]) -> None:
         """Remove our files from a step's folder, but for its manifest and ``kept``.
 
-        Then the folder, if it is empty.
+        Then the folder, if it is empty. Behind a link, everything stays: it belongs to another run.
         """
         names = {file.name for file in kept}
         folder = self._folder.folder_of(step)
+        if os.path.islink(folder):
+            return
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             for name in os.listdir(folder):
                 if name not in names and _OURS.fullmatch(name):

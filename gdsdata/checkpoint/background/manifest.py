@@ -109,8 +109,11 @@ def parsed_manifest(content: bytes, step: int, path: str) -> Manifest:
         if found["format"] != _FORMAT:
             raise ValueError(f"it is of format {found['format']!r}, and this version knows {_FORMAT}")
         files = tuple(SavedFile(str(one["name"]), _count(one["size_bytes"])) for one in found["files"])
-        if found["step"] != step or not all(is_rank_file(one.name) for one in files):
-            raise ValueError("it is of another step, or names files that are none of a checkpoint's")
+        if not all(is_rank_file(one.name) for one in files):
+            raise ValueError("it names files that are none of a checkpoint's")
+        if found["step"] != step:
+            its_folder = folder_of_step(_count(found["step"]))
+            raise ValueError(f"it is of step {found['step']}: rename its folder to {its_folder!r}")
         return Manifest(step, _count(found["sequence"]), files)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         message = f"'{path}' is no manifest: {error!r}; remove its folder to go on without it"
