@@ -1,6 +1,5 @@
 """`iterate_weights`, which the loaders of vLLM and SGLang read models with."""
 
-import contextlib
 import json
 import os
 import threading
@@ -209,6 +208,30 @@ def test_a_folder_without_weights_is_an_error(folder):
         find_weights(str(folder), ["other-*"])
 
 
+@pytest.mark.parametrize("patterns", [None, ["*.safetensors"]])
+def test_a_name_in_two_files_of_a_folder_without_an_index_is_an_error(folder, patterns):
+    for name in ("model", "model.fp16"):
+        safetensors.save_file({"a": torch.ones(3), f"of {name}": torch.ones(3)}, folder / f"{name}.safetensors")
+    with pytest.raises(CorruptData, match=r"model.fp16.safetensors' and '.*model.safetensors' both have .*'a'"):
+        served_weights([], str(folder), CPU, patterns=patterns)
+    chosen = served_weights([], str(folder), CPU, patterns=["model.fp16.safetensors"])
+    assert [name for name, _ in chosen] == ["a", "of model.fp16"]
+    both = [str(folder / f"{name}.safetensors") for name in ("model", "model.fp16")]  # as a framework has chosen
+    assert len(list(served_weights(both, str(folder), CPU))) == 4
+
+
+def test_a_shard_that_is_missing_without_an_index_is_an_error(folder):
+    expected = save_model(folder, shards=3)
+    (folder / INDEX_NAME).unlink()
+    (folder / "consolidated.safetensors").unlink()
+    assert_same(served_weights([], str(folder), CPU), expected)
+    (folder / "model-2-of-3.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"has 2 of the 3 files model-.*-of-3.safetensors: fetch the others"):
+        served_weights([], str(folder), CPU)
+    chosen = dict(served_weights([], str(folder), CPU, patterns=["model-1-of-3.safetensors"]))
+    assert chosen and all(torch.equal(tensor, expected[name]) for name, tensor in chosen.items())
+
+
 def test_an_index_of_other_folders_is_not_compared(folder):
     expected = save_model(folder)
     (folder / "transformer").mkdir()
@@ -270,7 +293,7 @@ def test_weights_in_a_store_are_read_in_ranges(folder, monkeypatch, has_index):
         some, index = find_weights(server.url("models/a"), ["lost-*", "model-1-*", "*"])
         assert some == [server.url("models/a/model-1-of-12.safetensors")] and index is None
         del server.content["models/a/model-4-of-12.safetensors"]
-        with pytest.raises(FileNotFoundError) if has_index else contextlib.nullcontext():
+        with pytest.raises(FileNotFoundError, match="a shard is missing" if has_index else "has 11 of the 12 files"):
             served_weights([], server.url("models/a"), CPU)
 
 

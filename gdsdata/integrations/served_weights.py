@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -10,10 +11,12 @@ import torch
 
 from gdsdata.checkpoint.safetensors.weights import INDEX_NAME, Weight, find_weights, iterate_weights, open_weights
 from gdsdata.collective.transfers import reads_together
+from gdsdata.errors import CorruptData
 from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
 
 LOAD_FORMAT = "gdsdata"
+_NUMBERED = re.compile(r"(.*-)(\d{1,9})-of-(\d{1,9})\.safetensors", re.DOTALL)  # "model-00001-of-00003.safetensors"
 _ALONE = "rank"
 _ONCE = (_ALONE, "node", "job")
 
@@ -140,14 +143,54 @@ def _opened(
     files: Sequence[str], folder: str, is_unused: Callable[[str], bool] | None, patterns: Sequence[str] | None
 ) -> list[Weight]:
     index: str | None = None
+    are_found = not files
     if files:
         beside = os.path.join(folder, INDEX_NAME)
         are_beside = all(os.path.dirname(path) == os.path.dirname(beside) for path in files)
         index = beside if patterns is None and are_beside and os.path.isfile(beside) else None
     else:
         files, index = find_weights(folder, patterns)
+        if index is None and patterns is None:
+            _check_no_shard_is_missing(folder, files)
     weights = open_weights(files, index)
+    if are_found and index is None:
+        _check_names_differ(weights)
     if is_unused is None:
         return weights
     used = {stored.record.path for name, stored in weights if not is_unused(name)}
     return [one for one in weights if one[1].record.path in used] or weights
+
+
+def _check_no_shard_is_missing(folder: str, files: Sequence[str]) -> None:
+    """Check that a folder without an index has all files that their names count.
+
+    Raises:
+        FileNotFoundError: it does not.
+    """
+    numbers: dict[tuple[str, str], set[int]] = {}
+    for path in files:
+        if found := _NUMBERED.fullmatch(os.path.basename(path)):
+            numbers.setdefault((found[1], found[3]), set()).add(int(found[2]))
+    for (name, count), found_numbers in numbers.items():
+        if len(found_numbers) < int(count):
+            raise FileNotFoundError(
+                f"'{folder}' has {len(found_numbers)} of the {int(count)} files {name}...-of-{count}.safetensors: "
+                "fetch the others, and their index"
+            )
+
+
+def _check_names_differ(weights: Sequence[Weight]) -> None:
+    """Check that no two files have a tensor of the same name: nothing says which of them is meant.
+
+    Raises:
+        CorruptData: two files have one.
+    """
+    path_of: dict[str, str] = {}
+    for name, stored in weights:
+        path = stored.record.path
+        if path_of.setdefault(name, path) != path:
+            raise CorruptData(
+                f"'{path_of[name]}' and '{path}' both have a tensor {name!r}, and no index says which one the model "
+                f"uses: leave the files of one model in the folder, or put its {INDEX_NAME} there",
+                path,
+            )
