@@ -7,7 +7,7 @@ Its name is for people: two leaves with different paths may have the same name.
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -62,15 +62,30 @@ def empty_containers(tree: Any, path: Path = ()) -> Iterator[Path]:
             yield from empty_containers(value, (*path, key))
 
 
-def any_leaf(tree: Any, holds: Callable[[Any], bool]) -> bool:
+def has_place(tree: Any, path: Path) -> bool:
+    """Return whether a tree has something at a path."""
+    for key in path:
+        if not _is_container(tree) or key not in (tree if isinstance(tree, dict) else range(len(tree))):
+            return False
+        tree = tree[key]
+    return True
+
+
+def any_leaf(tree: Any, holds: Callable[[Any], bool], but: Collection[type] = ()) -> bool:
     """Return whether something holds for a leaf of a tree.
 
     It is faster than `leaves`, because it makes no paths.
+
+    Args:
+        tree: as of `leaves`.
+        holds: called with a leaf.
+        but: types of leaves for which it does not hold.
     """
     if not _is_container(tree):
-        return holds(tree)
+        return type(tree) not in but and holds(tree)
     for value in tree.values() if isinstance(tree, dict) else tree:
-        if any_leaf(value, holds) if type(value) in _CONTAINERS else holds(value):
+        kind = type(value)
+        if any_leaf(value, holds, but) if kind in _CONTAINERS else kind not in but and holds(value):
             return True
     return False
 

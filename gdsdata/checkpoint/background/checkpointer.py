@@ -42,7 +42,7 @@ from gdsdata.checkpoint.background.saver import Saver
 from gdsdata.checkpoint.background.saves_under_way import SavesUnderWay
 from gdsdata.checkpoint.background.staging import Snapshots
 from gdsdata.checkpoint.background.staging_memory import Staging
-from gdsdata.checkpoint.background.states import check_state, is_counted, load_states, state_of, target_of
+from gdsdata.checkpoint.background.states import check_state, is_counted, load_states, plain_values, state_of, target_of
 from gdsdata.checkpoint.background.uploads import Uploads, UploadStatus
 from gdsdata.checkpoint.dtensors import local_parts
 from gdsdata.checkpoint.threads import DaemonThreads
@@ -194,7 +194,7 @@ class AsyncCheckpointer:
         Args:
             step: of the training: a number of 0 or more, of at most 19 digits.
             state: by name: objects that have a ``state_dict``, or plain values as `torch.save`
-                takes them.
+                takes them. Lists, tuples and dicts of these may contain such objects too.
 
         Returns:
             A handle that says when the checkpoint is complete.
@@ -305,8 +305,8 @@ class AsyncCheckpointer:
 
         An object that has a ``load_state_dict`` gets its part. In plain values, tensors are filled
         where they are, and other values are replaced in their dict; so are tensors that take no
-        copy, as nested ones. Lists without tensors, and empty dicts, take all that was saved. Names
-        that the checkpoint has and ``state`` does not have are ignored.
+        copy, as nested ones. Lists without tensors, empty dicts and None take all that was saved.
+        Names that the checkpoint has and ``state`` does not have are ignored.
 
         With ``replicas``, one rank reads each piece, and passes it on (NCCL between GPUs, gloo on
         the CPU), as `gdsdata.load` does with ``group=``.
@@ -361,8 +361,7 @@ class AsyncCheckpointer:
         rules: Any = {"verify": verify, "weights_only": weights_only}
 
         def load(path: str, together: SharedReads | None) -> dict[str, Any]:
-            strict = [name for name, one in state.items() if not hasattr(one, "load_state_dict")]
-            return load_over(path, parts, strict=strict, **rules, options=self.options, together=together)
+            return load_over(path, parts, plain=plain_values(state), **rules, options=self.options, together=together)
 
         with bar("restoring a checkpoint"):
             call = {"call": "AsyncCheckpointer.restore", **rules}

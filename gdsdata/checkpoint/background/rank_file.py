@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import collections
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from gdsdata.checkpoint.api import load
-from gdsdata.checkpoint.background.states import is_open_ended
+from gdsdata.checkpoint.background.states import PlainValues, is_open_ended
 from gdsdata.checkpoint.contents import Kind, kind_of
 from gdsdata.checkpoint.explanations import call_named
 from gdsdata.checkpoint.gc_pause import collector_paused
@@ -23,7 +23,7 @@ from gdsdata.checkpoint.tensor_reader import TensorReader
 from gdsdata.checkpoint.torch_zip.archive import open_archive
 from gdsdata.checkpoint.torch_zip.archive_reader import unpickle_structure
 from gdsdata.checkpoint.torch_zip.unpickling import NotPlain
-from gdsdata.checkpoint.tree import Path, first_device, leaves, map_leaves
+from gdsdata.checkpoint.tree import Path, first_device, has_place, leaves, map_leaves, name_of
 from gdsdata.errors import CorruptData
 from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
@@ -40,7 +40,7 @@ def load_over(
     path: str,
     targets: dict[str, Any],
     *,
-    strict: Sequence[str],
+    plain: PlainValues,
     verify: bool,
     weights_only: bool,
     options: EngineOptions,
@@ -56,15 +56,15 @@ def load_over(
     Args:
         path: of the file, or its URL.
         targets: the states, by name.
-        strict: names under which all paths must be the same, and all tensors must fit, except in
-            lists that `_open_ended` yields.
+        plain: the values among which all paths must be the same, and all tensors must fit, except
+            in containers that `_open_ended` yields.
         verify: compare checksums.
         weights_only: as in `torch.load`.
         options: of the engine.
         together: the ranks that read together. None: this one alone.
 
     Raises:
-        ValueError: a name is not in the file, or something under a name of ``strict`` differs.
+        ValueError: a name is not in the file, or something of ``plain`` differs.
     """
     check_has_memory(path, targets)
     file = open_path(path)
@@ -83,15 +83,19 @@ def load_over(
         has = ", ".join(map(repr, saved)) if isinstance(saved, dict) else "no names"
         raise ValueError(f"'{path}' has nothing of the name {lost[0]!r}, but {has}: restore a state without it")
     chosen = {name: saved[name] for name in targets}
+    for place in sorted(plain.objects, key=name_of):
+        if not has_place(chosen, place):
+            raise ValueError(f"'{path}' has nothing for the object {name_of(place)}: restore into what was saved")
     target_of = {one.path: one.value for one in leaves(targets)}
     saved_of = {one.path: one.value for one in leaves(chosen)}
     tensors = {place: leaf for place, leaf in saved_of.items() if isinstance(leaf, (Stored, torch.Tensor))}
     filled = {place for place, leaf in tensors.items() if fits(target_of.get(place), leaf)}
-    for name in strict:
-        open_ended = set(_open_ended(targets[name], chosen[name], (name,)))
-        _check_strictly(path, name, saved_of, target_of, filled, open_ended)
+    for name in targets:
+        if name in plain.names:
+            unchecked = {*plain.objects, *_open_ended(targets[name], chosen[name], (name,), plain)}
+            _check_strictly(path, name, saved_of, target_of, filled, unchecked)
     in_memory = {place: one for place, one in target_of.items() if place in filled and has_own_memory(one)}
-    apart = filled_apart(in_memory, tensors, lambda place: place[0] in strict)
+    apart = filled_apart(in_memory, tensors, plain.has)
     filled -= apart
     new: dict[torch.device, dict[Path, Stored]] = {}
     for place, leaf in tensors.items():
@@ -106,7 +110,7 @@ def load_over(
     def restored(place: Path, leaf: Any) -> Any:
         if place in filled:
             return target_of[place]
-        if place[0] in strict and are_of_one_kind(target_of.get(place), leaf):
+        if plain.has(place) and are_of_one_kind(target_of.get(place), leaf):
             return leaf.to(target_of[place].device)
         return made.get(place, leaf)
 
@@ -118,21 +122,23 @@ def _loaded_by_torch(path: str, verify: bool, weights_only: bool, options: Engin
         return load(path, verify=verify, weights_only=weights_only, options=options)
 
 
-def _open_ended(target: Any, saved: Any, place: Path) -> Iterator[Path]:
-    """Yield the paths of containers that are restored as they were saved, however much is in them.
+def _open_ended(target: Any, saved: Any, place: Path, plain: PlainValues) -> Iterator[Path]:
+    """Yield the paths of values that are restored as they were saved, however much is in them.
 
-    They are lists and tuples without tensors whose length differs, and empty dicts: the lists of a
-    program that has just started are shorter than those that it saved.
+    They are lists and tuples without tensors and objects whose length differs, empty dicts, and
+    None: the lists of a program that has just started are shorter than those that it saved.
     """
     kinds = type(target), type(saved)
-    if is_open_ended(target, saved):
+    if place in plain.objects:
+        return
+    if is_open_ended(target, saved) and not any(one[: len(place)] == place for one in plain.objects):
         yield place
     elif kinds[0] is kinds[1] and kinds[0] in (dict, collections.OrderedDict):
         for key in target.keys() & saved.keys():
-            yield from _open_ended(target[key], saved[key], (*place, key))
+            yield from _open_ended(target[key], saved[key], (*place, key), plain)
     elif kinds[0] is kinds[1] and kinds[0] in (list, tuple):
         for i, both in enumerate(zip(target, saved, strict=False)):
-            yield from _open_ended(*both, (*place, i))
+            yield from _open_ended(*both, (*place, i), plain)
 
 
 def _check_strictly(
@@ -141,12 +147,12 @@ def _check_strictly(
     saved_of: dict[Path, Any],
     target_of: dict[Path, Any],
     filled: set[Path],
-    open_ended: set[Path],
+    unchecked: set[Path],
 ) -> None:
     """Check that the file and the targets agree under a name.
 
     All paths must be the same, and all tensors must fit. Those of ``filled`` do. Nothing is checked
-    below the paths of ``open_ended``.
+    below the paths of ``unchecked``.
 
     Raises:
         ValueError: they do not agree.
@@ -155,7 +161,7 @@ def _check_strictly(
     def is_checked(place: Path) -> bool:
         if place[0] != name:
             return False
-        return not open_ended or open_ended.isdisjoint(itertools.accumulate((key,) for key in place))
+        return not unchecked or unchecked.isdisjoint(itertools.accumulate((key,) for key in place))
 
     saved = [place for place in saved_of if is_checked(place)]
     check_names(path, {place for place in target_of if is_checked(place)}, set(saved), _OF_A_RESTORE)

@@ -1,20 +1,23 @@
 """States that `AsyncCheckpointer` saves and restores.
 
-They are objects with a ``state_dict``, or plain values, by name.
+They are objects with a ``state_dict``, or plain values, by name. Lists, tuples and dicts of plain
+values may contain such objects.
 """
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Mapping, MutableMapping
-from typing import Any
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import Any, NamedTuple
 
 import torch
 
 from gdsdata.checkpoint.dtensors import has_dtensors, with_dtensors
 from gdsdata.checkpoint.tensor_kinds import AS_IT_WAS, dispatches
-from gdsdata.checkpoint.tree import any_leaf
+from gdsdata.checkpoint.tree import Path, any_leaf, leaves, map_leaves, name_of
 from gdsdata.torch_private import init_optimizer_state
+
+_WITHOUT_STATE = frozenset({torch.Tensor, torch.nn.Parameter, bool, int, float, str, type(None)})  # most values
 
 
 def check_state(state: Any, kind: type) -> None:
@@ -30,9 +33,53 @@ def check_state(state: Any, kind: type) -> None:
         )
 
 
+class PlainValues(NamedTuple):
+    """The part of a state that no ``load_state_dict`` takes. Its names must be those of the file.
+
+    Attributes:
+        names: in the state.
+        objects: the paths of objects within them, which have a ``load_state_dict``.
+    """
+
+    names: frozenset[str]
+    objects: frozenset[Path]
+
+    def has(self, place: Path) -> bool:
+        """Return whether a path is that of a plain value."""
+        if place[0] not in self.names:
+            return False
+        return not self.objects or self.objects.isdisjoint(place[:length] for length in range(1, len(place) + 1))
+
+
+def plain_values(state: Mapping[str, Any]) -> PlainValues:
+    """Return which values of a state are plain."""
+    plain = {name: one for name, one in state.items() if not hasattr(one, "load_state_dict")}
+    within = (one.path for one in leaves(plain) if has_own_state(one.value)) if _has_objects(plain) else ()
+    return PlainValues(frozenset(plain), frozenset(within))
+
+
+def has_own_state(one: Any) -> bool:
+    """Return whether an object has a state of its own: ``state_dict`` and ``load_state_dict``."""
+    return hasattr(one, "load_state_dict") and hasattr(one, "state_dict") and not isinstance(one, type)
+
+
+def _has_objects(tree: Any) -> bool:
+    try:
+        return any_leaf(tree, has_own_state, _WITHOUT_STATE)
+    except RecursionError:  # a container that contains itself is pickled as it is
+        return False
+
+
 def state_of(one: Any) -> Any:
-    """Return what is saved of an object: its ``state_dict()``, or itself."""
-    return one.state_dict() if hasattr(one, "state_dict") else one
+    """Return what is saved of an object: its ``state_dict()``, or itself.
+
+    In a list, tuple or dict, the states of objects take their places.
+    """
+    if hasattr(one, "state_dict"):
+        return one.state_dict()
+    if not _has_objects(one):
+        return one
+    return map_leaves(one, lambda path, leaf: leaf.state_dict() if has_own_state(leaf) else leaf)
 
 
 def target_of(one: Any) -> Any:
@@ -43,37 +90,61 @@ def target_of(one: Any) -> Any:
     An optimizer of DTensors that has no state yet gets one: only the optimizer knows how to make it
     of DTensors.
     """
-    if isinstance(one, torch.optim.Optimizer) and not one.state and has_dtensors(one.param_groups):
-        init_optimizer_state(one)
+    for optimizer in _optimizers_of(one):
+        if not optimizer.state and has_dtensors(optimizer.param_groups):
+            init_optimizer_state(optimizer)
     return state_of(one)
 
 
-def restored(target: Any, found: Any) -> Any:
+def _optimizers_of(one: Any) -> Iterator[torch.optim.Optimizer]:
+    if isinstance(one, torch.optim.Optimizer):
+        yield one
+    elif not hasattr(one, "state_dict") and _has_objects(one):
+        yield from (leaf.value for leaf in leaves(one) if isinstance(leaf.value, torch.optim.Optimizer))
+
+
+def _restored(target: Any, found: Any, place: Path, where: str) -> Any:
     """Return ``target`` with the values of ``found``.
 
     If ``target`` is no dict or list, return ``found``. Dicts and lists are changed where they are.
+    Objects in them get their states.
 
     Tensors of ``target`` have been filled before, and stand in ``found`` themselves.
+
+    Args:
+        target, found: of a plain value.
+        place: its path in the state.
+        where: words for the checkpoint.
     """
-    if is_open_ended(target, found):
-        if isinstance(target, list):
+    if has_own_state(target):
+        load_state(name_of(place), target, found, where)
+        return target
+    if is_open_ended(target, found) and not _has_objects(target):
+        if isinstance(target, list) and found is not None:
             target[:] = found
-        elif isinstance(target, dict):
+            return target
+        if isinstance(target, dict) and found is not None:
             target.update(found)
-        return found if isinstance(target, tuple) else target
+            return target
+        return found
+    if type(target) is tuple and _has_objects(target):
+        return tuple(_restored(one, found[i], (*place, i), where) for i, one in enumerate(target))
     if type(target) in (dict, collections.OrderedDict, list):
         for key in list(target) if isinstance(target, dict) else range(len(target)):
             if found[key] is not target[key]:
-                target[key] = restored(target[key], found[key])
+                target[key] = _restored(target[key], found[key], (*place, key), where)
         return target
     return found
 
 
 def is_open_ended(target: Any, found: Any) -> bool:
-    """Return whether a container takes all that was saved, however many entries that has.
+    """Return whether a value takes all that was saved, however many entries that has.
 
-    Such are a list or tuple without tensors if its length differs, and an empty dict.
+    Such are a list or tuple without tensors if its length differs, an empty dict, and None. If None
+    was saved, it takes the place of anything.
     """
+    if target is None or found is None:
+        return True
     if type(target) in (list, tuple) and type(found) is type(target):
         return len(target) != len(found) and not any_leaf(target, lambda leaf: isinstance(leaf, torch.Tensor))
     return type(target) in (dict, collections.OrderedDict) and type(found) is type(target) and not target
@@ -102,7 +173,7 @@ def load_states(
         if hasattr(one, "load_state_dict"):
             load_state(name, one, whole[name], place)
         else:
-            state[name] = restored(one, whole[name])
+            state[name] = _restored(one, whole[name], (name,), place)
 
 
 def load_state(name: str, one: Any, found: Any, place: str) -> None:
@@ -148,5 +219,9 @@ def _of_another_kind(module: torch.nn.Module, found: Any) -> str | None:
 
 
 def is_counted(one: Any) -> bool:
-    """Return whether `Preparation` counts a value without its ``state_dict``."""
-    return isinstance(one, (torch.nn.Module, torch.optim.Optimizer)) or not hasattr(one, "state_dict")
+    """Return whether `Preparation` counts a value without a ``state_dict`` that may do anything."""
+    if isinstance(one, (torch.nn.Module, torch.optim.Optimizer)):
+        return True
+    return not hasattr(one, "state_dict") and not any_leaf(
+        one, lambda leaf: has_own_state(leaf) and not is_counted(leaf)
+    )
