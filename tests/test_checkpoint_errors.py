@@ -171,9 +171,10 @@ def test_a_file_that_is_no_checkpoint_is_corrupt_with_its_path_and_a_remedy(tmp_
 
 
 @pytest.mark.parametrize("kind", ["empty", "text", "html", "git-lfs", "gzip", "zeros"])
-def test_a_safetensors_name_with_something_else_behind_it_says_what_it_is(tmp_path, kind):
+@pytest.mark.parametrize("name", ["x.safetensors", "x.safetensors.index.json"])
+def test_a_safetensors_name_with_something_else_behind_it_says_what_it_is(tmp_path, kind, name):
     make, words = BROKEN[kind]
-    path = written(tmp_path / "x.safetensors", make(None))
+    path = written(tmp_path / name, make(None))
     with pytest.raises(CorruptData, match=words) as caught:
         gdsdata.load(path)
     assert caught.value.path == str(path)

@@ -110,6 +110,23 @@ def test_a_class_within_a_list_is_a_plain_value(tmp_path):
     assert state["kinds"] == [torch.nn.Linear, 3]
 
 
+class Settings(dict):
+    """A dict that has an attribute of any name."""
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self.get(name)
+
+
+def test_a_dict_with_attributes_of_any_name_is_a_plain_value(tmp_path):
+    with AsyncCheckpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, {"run": {"settings": Settings(rate=0.5), "step": 3}}).result()
+        state = {"run": {"settings": Settings(), "step": 0}}
+        checkpointer.restore(state, weights_only=False)
+    assert state == {"run": {"settings": {"rate": 0.5}, "step": 3}} and state["run"]["settings"].rate == 0.5
+
+
 @pytest.mark.parametrize("value", [{"w": torch.ones(2), "n": 3}, [torch.ones(2)], torch.ones(2), 0.5, "text"])
 def test_none_takes_all_that_was_saved(tmp_path, value):
     with AsyncCheckpointer(tmp_path) as checkpointer:

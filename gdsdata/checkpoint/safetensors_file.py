@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from gdsdata.checkpoint.explanations import foreign_file
 from gdsdata.checkpoint.gc_pause import collector_paused
-from gdsdata.checkpoint.open_file import OpenFile, missing, most_kept_files
+from gdsdata.checkpoint.open_file import HEAD_BYTES, OpenFile, missing, most_kept_files
 from gdsdata.checkpoint.open_object import open_path
 from gdsdata.checkpoint.stored import Record, Stored, bytes_of, contiguous_stride
 from gdsdata.checkpoint.tensor_kinds import check_has_values, freed, has_own_memory, is_freed
@@ -219,17 +220,21 @@ def weight_map(index: OpenFile) -> dict[str, str]:
         CorruptData: the index is damaged, or names pickled files.
     """
     path = index.path
+    text = b""
     try:
         if index.size_bytes > _LONGEST_INDEX_BYTES:
             raise ValueError(f"it has {index.size_bytes} bytes, more than {_LONGEST_INDEX_BYTES}")
-        content = json.loads(index.read(0, index.size_bytes), object_pairs_hook=safetensors_header.dict_of)
-        of_tensor: dict[str, str] = content["weight_map"]
+        text = index.read(0, index.size_bytes)
+        of_tensor: dict[str, str] = json.loads(text, object_pairs_hook=safetensors_header.dict_of)["weight_map"]
         names = dict.fromkeys(of_tensor.values())
         if any(os.path.basename(name) != name or name in ("", ".", "..") for name in names):
             raise ValueError("it names files outside its folder")
         if not all(name.isprintable() for name in names):  # excludes zero bytes and halves of characters
             raise ValueError("it names files by what is no name")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        foreign = None if text.lstrip()[:1] in (b"{", b"[") else foreign_file(f"'{path}'", text[:HEAD_BYTES])
+        if foreign is not None:
+            raise CorruptData(str(foreign), path) from error
         message = (
             f"'{path}' is no index of safetensors files: {error!r}. Give the path of a *.safetensors.index.json, "
             "or of the checkpoint's own file; if this is one, it is damaged: fetch it again"

@@ -59,8 +59,13 @@ def plain_values(state: Mapping[str, Any]) -> PlainValues:
 
 
 def has_own_state(one: Any) -> bool:
-    """Return whether an object has a state of its own: ``state_dict`` and ``load_state_dict``."""
-    return hasattr(one, "load_state_dict") and hasattr(one, "state_dict") and not isinstance(one, type)
+    """Return whether an object has a state of its own: ``state_dict`` and ``load_state_dict``.
+
+    Some dicts and configurations have an attribute of any name, which is no function.
+    """
+    return not isinstance(one, type) and all(
+        callable(getattr(one, name, None)) for name in ("state_dict", "load_state_dict")
+    )
 
 
 def _has_objects(tree: Any) -> bool:
