@@ -503,3 +503,11 @@ def test_requests_are_counted_for_the_live_view(monkeypatch):
     with pytest.raises(FileNotFoundError):
         transport.send(GET)
     assert counts.snapshot() == {"requests": 3, "retries": 1, "sent_bytes": 4, "received_bytes": 7}
+
+
+def test_a_process_without_descriptors_learns_which_limit_to_raise(monkeypatch):
+    lacking = ConnectionError(errno.EMFILE, "no connection can be opened: Too many open files")
+    Script(monkeypatch, lacking)
+    with pytest.raises(IoError, match=r"no connection can be opened.*ulimit -n") as caught:
+        transport.send(GET)
+    assert caught.value.errno == errno.EMFILE and "server runs" not in str(caught.value)

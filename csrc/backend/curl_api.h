@@ -5,6 +5,8 @@
 // tests/cpp/curl_api_test.cpp compares them with the header, where there is one.
 #pragma once
 
+#include <sys/socket.h>
+
 #include <cstdint>
 #include <string>
 
@@ -26,10 +28,12 @@ struct CurlApi {
     kCaInfo = 10065,
     kCaPath = 10097,
     kPrivate = 10103,
+    kOpenSocketData = 10164,
     kSeekData = 10168,
     kWriteFunction = 20011,
     kReadFunction = 20012,
     kHeaderFunction = 20079,
+    kOpenSocketFunction = 20163,
     kSeekFunction = 20167,
     kUpload = 46,
     kNoBody = 44,
@@ -92,6 +96,14 @@ struct CurlApi {
   static constexpr long kHttp11 = 2;              // a value of kHttpVersion
   static constexpr int kDone = 1;                 // Message::what
   static constexpr size_t kErrorBytes = 256;      // of kErrorBuffer
+
+  struct Address {  // curl_sockaddr, an argument of kOpenSocketFunction
+    int family;
+    int type;
+    int protocol;
+    unsigned length;
+    sockaddr address;
+  };
 
   struct Message {  // CURLMsg
     int what;

@@ -1,8 +1,10 @@
 #include "backend/http_reactor.h"
 
 #include <signal.h>
+#include <sys/eventfd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -19,6 +21,8 @@ namespace gdsdata {
 namespace {
 
 constexpr std::chrono::milliseconds kLongestPoll{1000};
+// The connection, two to wake the thread that looks its host up, and a file or a socket of that.
+constexpr size_t kDescriptorsOfConnection = 4;
 // Origins whose responses libcurl has to read, at most: a server may name any number by redirects.
 constexpr size_t kMostOriginsOfLibcurl = 1024;
 
@@ -158,6 +162,33 @@ HttpReactor::Timer HttpReactor::at(Clock::time_point time, Task task) {
 }
 
 void HttpReactor::drop(const Timer& timer) { timers_.erase(timer); }
+
+// As the function of that name (descriptors.h), but it closes idle connections too. It never waits,
+// because that would hold up all exchanges.
+int HttpReactor::open_descriptor(const std::function<int()>& open) {
+  int fd = -1, reason = 0;
+  do {
+    fd = gdsdata::open_descriptor(open, WhenTaken::kGiveUp);
+    reason = errno;
+  } while (fd < 0 && is_out_of_descriptors(reason) && idle_.close_one());
+  errno = reason;
+  return fd;
+}
+
+// Returns false if fewer descriptors were left than a connection may need. Idle files and
+// connections were closed then, if there are any.
+bool HttpReactor::finds_descriptors() {
+  std::array<Descriptor, kDescriptorsOfConnection> found;
+  bool had_all = true;
+  for (Descriptor& one : found) {
+    one = Descriptor(open_descriptor([&] {
+      const int fd = ::eventfd(0, EFD_CLOEXEC);
+      had_all = had_all && fd >= 0;
+      return fd;
+    }));
+  }
+  return had_all;
+}
 
 HttpReactor::Exchange HttpReactor::start(HttpRequest request, HttpReceiver& receiver) {
   if (std::this_thread::get_id() != thread_.get_id()) return kNone;  // it has stopped

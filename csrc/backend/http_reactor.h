@@ -69,6 +69,8 @@ class HttpReactor {
 
  private:
   struct Transfer;
+  int open_descriptor(const std::function<int()>& open);
+  bool finds_descriptors();
   bool begin(Transfer& transfer);
   PlainExchange::State begin_plain(Transfer& transfer, PlainConnection connection);
   void take_connection(Transfer& transfer);

@@ -49,9 +49,9 @@ Descriptor HttpReactor::Transfer::take_socket(int& system_errno) {
   reactor.curl_.easy_getinfo(easy, CurlApi::kActiveSocket, &socket);
   // Without a socket, the server has closed the connection since.
   errno = ENOTCONN;
-  Descriptor own(socket == CurlApi::kNoSocket
-                     ? CurlApi::kNoSocket
-                     : open_descriptor([&] { return ::fcntl(socket, F_DUPFD_CLOEXEC, 0); }, WhenTaken::kGiveUp));
+  Descriptor own(socket == CurlApi::kNoSocket ? CurlApi::kNoSocket : reactor.open_descriptor([&] {
+    return ::fcntl(socket, F_DUPFD_CLOEXEC, 0);
+  }));
   system_errno = own.get() < 0 ? errno : 0;
   note_connections();
   leave_libcurl();
@@ -93,6 +93,8 @@ void HttpReactor::Transfer::set_up_connection() {
   set(CurlApi::kTcpKeepAlive, 1L);
   set(CurlApi::kConnectTimeoutMs, static_cast<long>(request.connect_timeout.count()));
   set(CurlApi::kErrorBuffer, error);
+  set(CurlApi::kOpenSocketFunction, &Transfer::on_open_socket);
+  set(CurlApi::kOpenSocketData, this);
   if (!reactor.certificates_.empty()) {
     set(reactor.has_certificate_folder_ ? CurlApi::kCaPath : CurlApi::kCaInfo, reactor.certificates_.c_str());
   }
@@ -131,6 +133,14 @@ void HttpReactor::Transfer::note_connections() noexcept {
     reactor.connections_made_ += static_cast<uint64_t>(number);
 }
 
+// libcurl reads names of hosts and certificates from files and sockets that it opens itself, and
+// does not say why it cannot.
+bool HttpReactor::Transfer::may_lack_descriptors(int code) const {
+  const bool opens_others =
+      code == CurlApi::kNoAddress || code == CurlApi::kNoProxyAddress || code == CurlApi::kBadCertificateFile;
+  return lacked_descriptors || (opens_others && !reactor.finds_descriptors());
+}
+
 bool HttpReactor::Transfer::deliver_head() {
   if (!head_taken) {
     head_taken = true;
@@ -154,6 +164,10 @@ HttpEnd HttpReactor::Transfer::end(int code) noexcept {
       long number = 0;
       end.reason = error[0] != '\0' ? error : curl.easy_strerror(code);
       if (curl.easy_getinfo(easy, CurlApi::kOsErrno, &number) == 0) end.system_errno = static_cast<int>(number);
+      if (may_lack_descriptors(code)) {
+        end.system_errno = EMFILE;
+        end.reason = std::string("no connection can be opened: ") + std::strerror(EMFILE);
+      }
     }
   } catch (...) {
     thrown = current_error();
@@ -167,7 +181,7 @@ HttpEnd HttpReactor::Transfer::end(int code) noexcept {
 
 // libcurl is C: no exception may pass through it. Returns `failure` in the place of one.
 template <typename Call>
-size_t HttpReactor::Transfer::guarded(Transfer& transfer, size_t failure, Call call) noexcept {
+auto HttpReactor::Transfer::guarded(Transfer& transfer, decltype(std::declval<Call>()()) failure, Call call) noexcept {
   try {
     return call();
   } catch (...) {
@@ -178,7 +192,7 @@ size_t HttpReactor::Transfer::guarded(Transfer& transfer, size_t failure, Call c
 
 size_t HttpReactor::Transfer::on_header(char* data, size_t size, size_t count, void* user) {
   auto& transfer = *static_cast<Transfer*>(user);
-  return guarded(transfer, 0, [&] {
+  return guarded(transfer, size_t{0}, [&] {
     transfer.head.add_line({data, size * count});
     return size * count;
   });
@@ -202,6 +216,16 @@ size_t HttpReactor::Transfer::on_read(char* data, size_t size, size_t count, voi
   std::memcpy(data, body.data() + transfer.sent, bytes);
   transfer.sent += bytes;
   return bytes;
+}
+
+int HttpReactor::Transfer::on_open_socket(void* user, int, CurlApi::Address* address) {
+  auto& transfer = *static_cast<Transfer*>(user);
+  return guarded(transfer, CurlApi::kNoSocket, [&] {
+    const auto open = [&] { return ::socket(address->family, address->type | SOCK_CLOEXEC, address->protocol); };
+    const int socket = transfer.reactor.open_descriptor(open);
+    transfer.lacked_descriptors = socket < 0 && is_out_of_descriptors(errno);
+    return socket;
+  });
 }
 
 // libcurl sends the body again if the server had closed a kept connection.

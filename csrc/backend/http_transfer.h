@@ -49,10 +49,12 @@ struct HttpReactor::Transfer {
     reactor.curl_.easy_setopt(easy, option, value);
   }
   template <typename Call>
-  static size_t guarded(Transfer& transfer, size_t failure, Call call) noexcept;
+  static auto guarded(Transfer& transfer, decltype(std::declval<Call>()()) failure, Call call) noexcept;
+  bool may_lack_descriptors(int code) const;
   static size_t on_header(char* data, size_t size, size_t count, void* transfer);
   static size_t on_body(char* data, size_t size, size_t count, void* transfer);
   static size_t on_read(char* data, size_t size, size_t count, void* transfer);
+  static int on_open_socket(void* transfer, int purpose, CurlApi::Address* address);
   static int on_seek(void* transfer, int64_t offset, int origin);
 
   CurlApi::Easy easy = nullptr;
@@ -63,6 +65,7 @@ struct HttpReactor::Transfer {
   bool head_taken = false;
   bool refused = false;  // the receiver wants no more
   size_t sent = 0;
+  bool lacked_descriptors = false;  // for a socket
   std::optional<Error> thrown;
   char error[CurlApi::kErrorBytes] = {};
 };

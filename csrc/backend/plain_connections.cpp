@@ -37,6 +37,12 @@ void PlainConnections::keep(PlainConnection connection) noexcept {
   idle_.push_back({std::move(connection), std::chrono::steady_clock::now()});
 }
 
+bool PlainConnections::close_one() {
+  if (idle_.empty()) return false;
+  idle_.erase(idle_.begin());
+  return true;
+}
+
 bool PlainConnections::close_ready(int socket) {
   const auto found =
       std::find_if(idle_.begin(), idle_.end(), [&](const Idle& one) { return one.connection.socket.get() == socket; });

@@ -32,6 +32,8 @@ class PlainConnections {
   void close_all(std::string_view origin) {
     std::erase_if(idle_, [&](const Idle& one) { return one.connection.origin == origin; });
   }
+  // Closes the one that is idle for longest. Returns false if there is none.
+  bool close_one();
   void clear() { idle_.clear(); }
 
  private:

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "base/descriptors.h"
 #include "base/url.h"
 
 namespace gdsdata {
@@ -378,7 +379,8 @@ void RangeRead::retry(const Verdict& verdict) {
     return finish(last.error(*object_, range_));
   }
   client_->statistics().retries.fetch_add(1, std::memory_order_relaxed);
-  if (is_throttled) client_->statistics().throttled.fetch_add(1, std::memory_order_relaxed);
+  const bool is_by_server = is_throttled && !is_out_of_descriptors(verdict.system_errno);
+  if (is_by_server) client_->statistics().throttled.fetch_add(1, std::memory_order_relaxed);
   reactor().at(Clock::now() + pause, [self = shared_from_this()] { self->guard([&] { self->ask_access(); }); });
 }
 

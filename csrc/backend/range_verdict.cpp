@@ -4,6 +4,7 @@
 #include <array>
 #include <cerrno>
 
+#include "base/descriptors.h"
 #include "base/url.h"
 
 namespace gdsdata {
@@ -207,6 +208,11 @@ Verdict judge_redirect(std::string_view from, std::string_view to, unsigned hops
 
 Verdict judge_failure(const HttpEnd& end) {
   if (end.thrown) return {Action::kFail, end.thrown->message, end.thrown->code, end.thrown->system_errno};
+  // This process's other requests will end, and their connections then serve this one.
+  if (is_out_of_descriptors(end.system_errno)) {
+    return {Action::kRetryThrottled, end.reason + "; raise the limit of open files (ulimit -n)", ErrorCode::kIo,
+            end.system_errno};
+  }
   switch (end.code) {
     case CurlApi::kCertificateRefused:
     case CurlApi::kBadCertificateFile:

@@ -121,9 +121,21 @@ std::shared_ptr<BlockCache> BlockCache::open(const std::string& folder, uint64_t
 
 std::shared_ptr<CachedObject> BlockCache::object(const std::string& location, int64_t version, uint64_t size_bytes,
                                                  const std::string& tag) {
+  int error = 0;
+  auto opened = try_object(location, version, size_bytes, tag, error);
+  if (opened == nullptr) note_refusal(error);
+  return opened;
+}
+
+void BlockCache::note_refusal(int error) const {
+  note_fallback("the cache '" + folder() + "' did not take every object: " + reason(error));
+}
+
+std::shared_ptr<CachedObject> BlockCache::try_object(const std::string& location, int64_t version, uint64_t size_bytes,
+                                                     const std::string& tag, int& error) {
   if (process_ != process_id()) {  // a forked child
     return open(folder(), files_.most_bytes(), uint64_t{1} << files_.shift(), files_.boot())
-        ->object(location, version, size_bytes, tag);
+        ->try_object(location, version, size_bytes, tag, error);
   }
   std::string identity = location;
   identity += '\0' + std::to_string(version) + '\0' + std::to_string(size_bytes);
@@ -132,7 +144,7 @@ std::shared_ptr<CachedObject> BlockCache::object(const std::string& location, in
   if (auto found = find(name)) return found;
   CacheFolder::Opened opened = files_.open_object(name, size_bytes, about(location, tag, size_bytes));
   if (opened.map != nullptr) return keep(name, std::move(opened));
-  note_fallback("the cache '" + folder() + "' did not take every object: " + reason(opened.error));
+  error = opened.error;
   return nullptr;
 }
 

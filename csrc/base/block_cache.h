@@ -119,6 +119,10 @@ class BlockCache : public std::enable_shared_from_this<BlockCache> {
   // `location` may have a query, which no file will have.
   std::shared_ptr<CachedObject> object(const std::string& location, int64_t version, uint64_t size_bytes,
                                        const std::string& tag);
+  // The same, but notes nothing. Null: `error` says why, as that of CacheFolder::Opened.
+  std::shared_ptr<CachedObject> try_object(const std::string& location, int64_t version, uint64_t size_bytes,
+                                           const std::string& tag, int& error);
+  void note_refusal(int error) const;
 
   const std::string& folder() const { return files_.path(); }
   BlockCacheStatistics statistics() const;

@@ -87,7 +87,8 @@ uint64_t BlockMap::file_bytes(size_t blocks) { return std::max<uint64_t>(blocks,
 
 int BlockMap::create(int folder, const std::string& name, size_t blocks) {
   if (::unlinkat(folder, name.c_str(), 0) != 0 && errno != ENOENT) return errno;
-  const Descriptor file(::openat(folder, name.c_str(), O_RDWR | O_CREAT | O_EXCL | kOpenFlags, 0666));
+  const auto open = [&] { return ::openat(folder, name.c_str(), O_RDWR | O_CREAT | O_EXCL | kOpenFlags, 0666); };
+  const Descriptor file(open_descriptor(open, WhenTaken::kGiveUp));
   return file.get() < 0 ? errno : allocate(file.get(), file_bytes(blocks));
 }
 

@@ -81,8 +81,12 @@ void remove_files(int subfolder, const std::string& name) {
   for (const std::string_view suffix : {kMap, kAbout, kData}) ::unlinkat(subfolder, file_name(name, suffix).c_str(), 0);
 }
 
+int open_now(int folder, const std::string& name, int flags) {
+  return open_descriptor([&] { return ::openat(folder, name.c_str(), flags, 0666); }, WhenTaken::kGiveUp);
+}
+
 std::string read_about(int subfolder, const std::string& name) {
-  const Descriptor file(::openat(subfolder, file_name(name, kAbout).c_str(), O_RDONLY | kSafely));
+  const Descriptor file(open_now(subfolder, file_name(name, kAbout), O_RDONLY | kSafely));
   std::string text(kMostAboutBytes, '\0');
   const ssize_t length = ::read(file.get(), text.data(), text.size());
   text.resize(static_cast<size_t>(std::max<ssize_t>(length, 0)));
@@ -92,12 +96,8 @@ std::string read_about(int subfolder, const std::string& name) {
 void write_about(int subfolder, const std::string& name, const std::string& about) {
   const std::string file = file_name(name, kAbout);
   ::unlinkat(subfolder, file.c_str(), 0);
-  const Descriptor made(::openat(subfolder, file.c_str(), O_WRONLY | O_CREAT | O_EXCL | kSafely, 0666));
+  const Descriptor made(open_now(subfolder, file, O_WRONLY | O_CREAT | O_EXCL | kSafely));
   (void)!::write(made.get(), about.data(), about.size());  // only people read it
-}
-
-int open_now(int folder, const std::string& name, int flags) {
-  return open_descriptor([&] { return ::openat(folder, name.c_str(), flags); }, WhenTaken::kGiveUp);
 }
 
 // Visits the names in a folder. Returns 0 or errno.
@@ -172,8 +172,7 @@ Descriptor CacheFolder::open_subfolder(const std::string& name, bool create) con
 CacheFolder::Opened CacheFolder::open_complete(int subfolder, const std::string& name, uint64_t size_bytes) const {
   Opened opened;
   const std::string data = file_name(name, kData);
-  opened.data = Descriptor(
-      open_descriptor([&] { return ::openat(subfolder, data.c_str(), O_RDWR | kSafely); }, WhenTaken::kGiveUp));
+  opened.data = Descriptor(open_now(subfolder, data, O_RDWR | kSafely));
   struct stat status{};
   if (opened.data.get() < 0 || ::fstat(opened.data.get(), &status) != 0) return failed(errno);
   if (!S_ISREG(status.st_mode)) return failed(EINVAL);
@@ -195,8 +194,7 @@ CacheFolder::Opened CacheFolder::create_object(int subfolder, const std::string&
   const uint64_t overhead = opened.geometry.overhead_bytes();
   if (overhead > most_bytes_ / kMostOverheadPart) return failed(EFBIG);
   const std::string data = file_name(name, kData);
-  opened.data = Descriptor(open_descriptor(
-      [&] { return ::openat(subfolder, data.c_str(), O_RDWR | O_CREAT | kSafely, 0666); }, WhenTaken::kGiveUp));
+  opened.data = Descriptor(open_now(subfolder, data, O_RDWR | O_CREAT | kSafely));
   struct stat status{};
   if (opened.data.get() < 0 || ::fstat(opened.data.get(), &status) != 0) return failed(errno);
   if (!S_ISREG(status.st_mode)) return failed(EINVAL);
@@ -343,7 +341,7 @@ bool CacheFolder::evict_if_unused(const std::string& name, int64_t last_use_ns) 
   const Descriptor subfolder = open_subfolder(name, /*create=*/false);
   if (subfolder.get() < 0) return false;
   const std::string file = file_name(name, kData);
-  Descriptor data(::openat(subfolder.get(), file.c_str(), O_RDWR | kSafely));
+  Descriptor data(open_now(subfolder.get(), file, O_RDWR | kSafely));
   struct stat status{};
   if (data.get() < 0 || ::fstat(data.get(), &status) != 0 || !S_ISREG(status.st_mode)) return false;
   if (lock_description(data.get(), F_WRLCK, kInUseByte) != Lock::kTaken) return false;

@@ -186,7 +186,16 @@ std::shared_ptr<File> File::open_remote(const std::string& path, const FileIdent
   const auto cache = active_cache();
   std::shared_ptr<CachedObject> cached;
   if (cache != nullptr && remote->has_tag()) {
-    cached = cache->object(path, identity.mtime_ns, identity.size_bytes, std::to_string(identity.mtime_ns));
+    const auto tag = std::to_string(identity.mtime_ns);
+    int error = 0;
+    const auto open = [&] {  // several descriptors, which belong to `cached`
+      cached = cache->try_object(path, identity.mtime_ns, identity.size_bytes, tag, error);
+      errno = error;
+      return cached != nullptr ? 0 : -1;
+    };
+    open_descriptor(open, when_taken);
+    if (cached == nullptr && is_out_of_descriptors(error) && when_taken == WhenTaken::kGiveUp) return nullptr;
+    if (cached == nullptr) cache->note_refusal(error);
   }
   if (cached == nullptr) return std::shared_ptr<File>(new File(std::move(remote)));
   Descriptor data = open_buffered(cached->data_path(), O_RDONLY, when_taken);

@@ -160,6 +160,9 @@ def reason_of(url: str, error: OSError) -> tuple[str, str]:
     elif error.errno == errno.EINVAL:
         reason = f"the URL is malformed: {shown_text(error.strerror or '', _MOST_TEXT)}"
         remedy = "Check the URL and endpoint_url: the host, and a port of at most 65535."
+    elif error.errno in (errno.EMFILE, errno.ENFILE):
+        reason = shown_text(error.strerror or str(error), _MOST_TEXT)
+        remedy = "Raise the limit of open files (ulimit -n)."
     else:
         reason = shown_text(f"{type(error).__name__}: {error.strerror or error}", _MOST_TEXT)
         remedy = "Check the network and that the server runs."

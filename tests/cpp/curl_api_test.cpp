@@ -26,10 +26,12 @@ TEST(CurlApi, OptionsAreThoseOfTheHeader) {
   EXPECT_EQ(int{CurlApi::kCaInfo}, CURLOPT_CAINFO);
   EXPECT_EQ(int{CurlApi::kCaPath}, CURLOPT_CAPATH);
   EXPECT_EQ(int{CurlApi::kPrivate}, CURLOPT_PRIVATE);
+  EXPECT_EQ(int{CurlApi::kOpenSocketData}, CURLOPT_OPENSOCKETDATA);
   EXPECT_EQ(int{CurlApi::kSeekData}, CURLOPT_SEEKDATA);
   EXPECT_EQ(int{CurlApi::kWriteFunction}, CURLOPT_WRITEFUNCTION);
   EXPECT_EQ(int{CurlApi::kReadFunction}, CURLOPT_READFUNCTION);
   EXPECT_EQ(int{CurlApi::kHeaderFunction}, CURLOPT_HEADERFUNCTION);
+  EXPECT_EQ(int{CurlApi::kOpenSocketFunction}, CURLOPT_OPENSOCKETFUNCTION);
   EXPECT_EQ(int{CurlApi::kSeekFunction}, CURLOPT_SEEKFUNCTION);
   EXPECT_EQ(int{CurlApi::kUpload}, CURLOPT_UPLOAD);
   EXPECT_EQ(int{CurlApi::kNoBody}, CURLOPT_NOBODY);
@@ -100,6 +102,12 @@ TEST(CurlApi, AMessageHasTheLayoutOfTheHeaders) {
   EXPECT_EQ(sizeof(CurlApi::Message), sizeof(CURLMsg));
   EXPECT_EQ(offsetof(CurlApi::Message, easy), offsetof(CURLMsg, easy_handle));
   EXPECT_EQ(offsetof(CurlApi::Message, result), offsetof(CURLMsg, data.result));
+}
+
+TEST(CurlApi, AnAddressHasTheLayoutOfTheHeaders) {
+  EXPECT_EQ(sizeof(CurlApi::Address), sizeof(curl_sockaddr));
+  EXPECT_EQ(offsetof(CurlApi::Address, type), offsetof(curl_sockaddr, socktype));
+  EXPECT_EQ(offsetof(CurlApi::Address, protocol), offsetof(curl_sockaddr, protocol));
 }
 #else
 TEST(CurlApi, OptionsAreThoseOfTheHeader) { GTEST_SKIP() << "curl/curl.h is not installed (libcurl4-openssl-dev)"; }

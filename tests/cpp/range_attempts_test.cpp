@@ -229,5 +229,32 @@ TEST_F(RangeAttempts, ALookupThatHangsHoldsUpNeitherOtherHostsNorTheEnd) {
   while (slow_lookups > 0) std::this_thread::sleep_for(1ms);
 }
 
+TEST_F(RangeAttempts, WaitForDescriptorsWhileNoneIsLeft) {
+  HttpOptions options = patient();
+  options.deadline = 30s;
+  serve([](const RangeServer& server, const Asked& asked) { return server.usual(asked); }, options);
+  std::future<Outcome> reading;
+  {
+    const DescriptorLimit none_left(0);
+    reading = begin(kRange);
+    while (client_->statistics().retries < 20) std::this_thread::sleep_for(1ms);  // more than other failures get
+  }
+  expect_right(outcome_of(std::move(reading)));
+  EXPECT_EQ(client_->statistics().throttled, 0U) << "it blames the server";
+}
+
+TEST_F(RangeAttempts, ALookupWithoutADescriptorIsNoWrongName) {
+  HttpOptions options = quick();
+  options.deadline = 500ms;
+  serve([](const RangeServer& server, const Asked& asked) { return server.usual(asked); }, options);
+  object_ = std::make_shared<RemoteObject>("http://slow.test/object", kSize, 1);
+  object_->grant({"http://slow.test/object", {}, HttpReactor::Clock::now() + 1h});
+  const DescriptorLimit none_left(0);
+  const Outcome outcome = read();
+  ASSERT_TRUE(outcome.error);
+  EXPECT_EQ(outcome.error->system_errno, EMFILE) << outcome.error->message;
+  EXPECT_NE(outcome.error->message.find("ulimit -n"), std::string::npos) << outcome.error->message;
+}
+
 }  // namespace
 }  // namespace gdsdata::testing

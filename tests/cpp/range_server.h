@@ -102,6 +102,10 @@ class RangeServer {
   void accept_all() {
     for (;;) {
       const int socket = ::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
+      if (socket < 0 && errno == EMFILE) {  // a test has taken all descriptors
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        continue;
+      }
       if (socket < 0) return;
       const int yes = 1;
       ::setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes));

@@ -311,6 +311,15 @@ TEST(RangeVerdict, RedirectsAreFollowedFiveTimesAndNeverFromHttpsToHttp) {
   EXPECT_NE(judge_redirect("http://a/x", "http://a/y", 5).reason.find("5 times"), std::string::npos);
 }
 
+TEST(RangeVerdict, AProcessWithoutDescriptorsTriesAgainWithFewerRequestsInFlight) {
+  for (const int code : {CurlApi::kNotConnected, CurlApi::kNoAddress, CurlApi::kBadCertificateFile}) {
+    const Verdict verdict = judge_failure({code, "why", EMFILE});
+    EXPECT_EQ(verdict.action, Action::kRetryThrottled) << code;
+    EXPECT_EQ(verdict.system_errno, EMFILE) << code;
+    EXPECT_NE(verdict.reason.find("ulimit -n"), std::string::npos) << verdict.reason;
+  }
+}
+
 TEST(RangeVerdict, FailuresOfConnectionsAreTriedAgainAndThoseOfTrustAreNot) {
   for (const int code :
        {CurlApi::kNotConnected, CurlApi::kReceiveError, CurlApi::kPartial, CurlApi::kGotNothing, CurlApi::kNoAddress,
