@@ -137,7 +137,7 @@ std::shared_ptr<CachedObject> BlockCache::try_object(const std::string& location
     return open(folder(), files_.most_bytes(), uint64_t{1} << files_.shift(), files_.boot())
         ->try_object(location, version, size_bytes, tag, error);
   }
-  std::string identity = location;
+  std::string identity = unsigned_url(location);  // newly signed, it is the same object
   identity += '\0' + std::to_string(version) + '\0' + std::to_string(size_bytes);
   const std::string name = sha256_hex(identity, kNameDigits);
   std::lock_guard lock(opening(name));

@@ -117,6 +117,7 @@ py::dict statistics() {
 }  // namespace
 
 void bind_remote(py::module_& module) {
+  module.def("unsigned_url", [](const Path& url) { return text_with_paths(unsigned_url(url.bytes)); }, py::arg("url"));
   module.def("object_version", [](const std::string& tag) { return object_version(tag); }, py::arg("tag"));
   module.def("take_access_requests", &take_access_requests, py::arg("most"), py::arg("timeout_s"));
   py::class_<RemoteObject, std::shared_ptr<RemoteObject>>(module, "RemoteObject")

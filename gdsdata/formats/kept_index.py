@@ -15,19 +15,21 @@ Then the kept index is deleted (`KeptIndex.drop`).
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import fcntl
 import hashlib
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from gdsdata.formats import caches
 from gdsdata.formats.catalog import FORMATS
 from gdsdata.formats.index import Format, SampleIndex
 from gdsdata.formats.listing import Listing, Source, sources_of
-from gdsdata.io.engine import warn_once
+from gdsdata.io.engine import unsigned_url, warn_once
 from gdsdata.storage.paths import absolute, absolutes
 from gdsdata.storage.urls import have_urls, is_remote
 from gdsdata.warn import warn
@@ -64,7 +66,10 @@ class KeptIndex:
     ) -> None:
         sources = sources_of(source)
         are_remote = have_urls(sources)
-        sources = [one if is_remote(one) else absolute(one) for one in sources] if are_remote else absolutes(sources)
+        if are_remote:
+            sources = [unsigned_url(one) if is_remote(one) else absolute(one) for one in sources]
+        else:
+            sources = absolutes(sources)
         folder_of = caches.folder_of_objects if are_remote else caches.folder_of
         self._folder = folder_of(where, KIND)
         said = "\0".join([version, repr(format), repr(split), *sources])
@@ -90,15 +95,20 @@ class KeptIndex:
             stored = stored_index.read(self._place)
         except (OSError, stored_index.Damaged):
             return None
-        facts = stored.facts
-        if listing is not None and list(facts["paths"] or stored.index.paths) != listing.paths:
-            return None
-        if not index_checks.are_as_they_were(stored.index, facts["folders"], facts["others"]):
+        facts, index = stored.facts, stored.index
+        paths, others = facts["paths"] or index.paths, facts["others"]
+        if listing is not None and list(paths) != listing.paths:
+            signed = _signed_now(list(paths), listing.paths)
+            if signed is None:
+                return None
+            index, others = _renamed(index, others, signed)
+            paths = listing.paths
+        if not index_checks.are_as_they_were(index, facts["folders"], others):
             return None
         self._is_used = True
         with contextlib.suppress(OSError):
             os.utime(self._place)  # `_sweep` spares it
-        return facts["paths"] or stored.index.paths, facts["format"], stored.index
+        return paths, facts["format"], index
 
     def keep(
         self, listing: Listing, format: Format, index: SampleIndex, begun_ns: int
@@ -122,20 +132,27 @@ class KeptIndex:
             return listing.paths, index
         if index_checks.have_no_version(index, others):
             return listing.paths, index
+        names = _names_of(listing.paths)
+        if names is None or not names.keys() >= _signed([*index.paths, *(path for path, _, _ in others)]):
+            return listing.paths, index
+        kept, kept_others = _renamed(index, others, names) if names else (index, others)
+        paths = [names.get(path, path) for path in listing.paths] if names else listing.paths
         facts = {
             "folders": [[*folder] for folder in listing.folders],
-            "others": [[*other] for other in others],
-            "paths": [] if list(index.paths) == listing.paths else listing.paths,
+            "others": [[*other] for other in kept_others],
+            "paths": [] if list(kept.paths) == paths else paths,
             "format": type(format).__name__,
         }
         try:
             with caches.written(self._place) as file:
-                stored_index.write(file, stored_index.Stored(index, facts))
+                stored_index.write(file, stored_index.Stored(kept, facts))
                 file.flush()
                 os.fsync(file.fileno())
             self._is_used = True
             self._sweep()
             stored = stored_index.read(self._place)
+            if names:
+                return listing.paths, dataclasses.replace(stored.index, paths=index.paths)
             return stored.facts["paths"] or stored.index.paths, stored.index
         except (stored_index.CannotBeStored, stored_index.Damaged):
             return listing.paths, index
@@ -178,6 +195,37 @@ class KeptIndex:
                 with contextlib.suppress(OSError):
                     if time.time() - entry.stat().st_mtime > UNUSED_S:
                         os.unlink(entry.path)
+
+
+def _signed(paths: Sequence[str]) -> set[str]:
+    """Return the URLs that are signed."""
+    return {path for path in paths if unsigned_url(path) != path} if have_urls(paths) else set()
+
+
+def _names_of(paths: Sequence[str]) -> dict[str, str] | None:
+    """Return the signed URLs of ``paths`` with their names, which have no signature.
+
+    None: two paths have one name.
+    """
+    names = {path: unsigned_url(path) for path in _signed(paths)}
+    is_clear = not names or len({names.get(path, path) for path in paths}) == len(paths)
+    return names if is_clear else None
+
+
+def _signed_now(names: list[str], paths: Sequence[str]) -> dict[str, str] | None:
+    """Return the URLs of ``names`` as they are signed now. None: ``paths`` have other names."""
+    signed = _names_of(paths)
+    if not signed or [signed.get(path, path) for path in paths] != names:
+        return None
+    return {name: path for path, name in signed.items()}
+
+
+def _renamed(
+    index: SampleIndex, others: Sequence[Sequence[Any]], names: Mapping[str, str]
+) -> tuple[SampleIndex, list[list[Any]]]:
+    """Return an index and other files (`index_checks.Other`) whose paths have other names."""
+    renamed = dataclasses.replace(index, paths=[names.get(path, path) for path in index.paths])
+    return renamed, [[names.get(path, path), *rest] for path, *rest in others]
 
 
 def is_kept_format(format: Format | None) -> bool:

@@ -62,6 +62,7 @@ find_names = _engine.find_names
 find_statuses = _engine.find_statuses
 locate = _engine.locate
 object_version = _engine.object_version
+unsigned_url = _engine.unsigned_url
 http_exchange = _engine.http_exchange
 http_refusal = _engine.http_refusal
 http_statistics = _engine.http_statistics
