@@ -428,6 +428,31 @@ def test_an_index_of_an_older_form_is_made_again(tmp_path, data, monkeypatch, fo
     assert counts == [9, 9]
 
 
+@pytest.mark.parametrize(
+    ("was", "now"),
+    [
+        (b'"part": "Index"', b'"part": "Olden"'),  # a class that is no more
+        (b'"first_sample"', b'"first_olden_"'),  # an attribute
+        (b'"folders"', b'"foldens"'),  # a fact
+        (b'"dtype": "<i8"', b'"dtype": "<i5"'),
+        (b'"array": 2', b'"array": 9'),
+    ],
+)
+def test_a_whole_index_that_says_other_things_is_made_again(tmp_path, data, monkeypatch, was, now):
+    """As another build of the same version may write it."""
+    cache, counts = tmp_path / "cache", indexed_by(monkeypatch)
+    expected = values(data, cache)
+    (kept,) = kept_in(cache)
+    content = kept.read_bytes()
+    magic, _, length = stored_index._HEAD.unpack(content[:32])
+    described = content[32 : 32 + length].replace(was, now)
+    assert described != content[32 : 32 + length]
+    checksum = stored_index._checksum(np.frombuffer(described, np.uint8))
+    kept.write_bytes(stored_index._HEAD.pack(magic, checksum, length) + described + content[32 + length :])
+    assert values(data, cache) == values(data, cache) == expected
+    assert counts == [9, 9]
+
+
 def test_an_index_on_a_network_file_system_is_read_and_not_mapped(tmp_path, data, monkeypatch):
     cache = tmp_path / "cache"
     expected = values(data, cache)

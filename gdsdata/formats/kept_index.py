@@ -39,6 +39,8 @@ WORTH_S = 0.5  # an index that took less is made again faster than it is checked
 # A change this soon after another may have the same modification time.
 SETTLED_NS = 2 * 10**9
 UNUSED_S = 30 * 24 * 3600.0
+# They are kept beside an index by `KeptIndex.keep`.
+_FACTS = ("paths", "folders", "others", "format")
 _LOCK_POLL_S, _SAID_AFTER_S = 0.02, 30.0
 # A kept index, its lock, or what `caches.written` has not finished.
 _OURS = r"[0-9a-f]{32}\.gdsdata-index(\.lock|\.[0-9a-f]{8}\.tmp)?"
@@ -93,22 +95,23 @@ class KeptIndex:
 
         try:
             stored = stored_index.read(self._place)
-        except (OSError, stored_index.Damaged):
+            index = stored.index
+            paths, folders, others, format_name = (stored.facts[name] for name in _FACTS)
+        except (OSError, stored_index.Damaged, KeyError):
             return None
-        facts, index = stored.facts, stored.index
-        paths, others = facts["paths"] or index.paths, facts["others"]
+        paths = paths or index.paths
         if listing is not None and list(paths) != listing.paths:
             signed = _signed_now(list(paths), listing.paths)
             if signed is None:
                 return None
             index, others = _renamed(index, others, signed)
             paths = listing.paths
-        if not index_checks.are_as_they_were(index, facts["folders"], others):
+        if not index_checks.are_as_they_were(index, folders, others):
             return None
         self._is_used = True
         with contextlib.suppress(OSError):
             os.utime(self._place)  # `_sweep` spares it
-        return paths, facts["format"], index
+        return paths, format_name, index
 
     def keep(
         self, listing: Listing, format: Format, index: SampleIndex, begun_ns: int
@@ -138,9 +141,9 @@ class KeptIndex:
         kept, kept_others = _renamed(index, others, names) if names else (index, others)
         paths = [names.get(path, path) for path in listing.paths] if names else listing.paths
         facts = {
+            "paths": [] if list(kept.paths) == paths else paths,
             "folders": [[*folder] for folder in listing.folders],
             "others": [[*other] for other in kept_others],
-            "paths": [] if list(kept.paths) == paths else paths,
             "format": type(format).__name__,
         }
         try:

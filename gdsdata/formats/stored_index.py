@@ -9,7 +9,8 @@ The file is a head, and behind it blocks that start at multiples of 64 bytes:
     ...         blocks: arrays, bytes, and lists of strings
 
 Numbers are little endian. The description says what the index is, and where its blocks lie, with
-the CRC-32C of each. A damaged file is thus never taken for an index.
+the CRC-32C of each. A damaged file is thus never taken for an index, and neither is a whole one
+that another build of this version wrote in other words.
 """
 
 from __future__ import annotations
@@ -159,11 +160,14 @@ def read(path: str) -> Stored:
     for block, (_, size, expected) in zip(blocks, said["blocks"], strict=True):
         if len(block) != size or _checksum(block) != expected:
             raise Damaged(f"{path}: a block's checksum differs")
-    values = _Values(blocks, said["shared"])
-    index = values.of(said["index"])
+    try:
+        values = _Values(blocks, said["shared"])
+        stored = Stored(values.of(said["index"]), values.of(said["facts"]))
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise Damaged(f"{path} describes no index of this version: {error}") from error
     if is_local:
-        object.__setattr__(index, "mapped_from", place)
-    return Stored(index, values.of(said["facts"]))
+        object.__setattr__(stored.index, "mapped_from", place)
+    return stored
 
 
 def _is_local(file: BinaryIO) -> bool:
