@@ -4,6 +4,8 @@
   the lock of a module that another thread was importing, and not that thread. So its own import of
   the module would wait forever. Modules are imported when they are first used: a DataLoader may
   start its workers while another thread saves for the first time.
+- A fork waits for `forks_wait`, which is for packages of others that import parts of themselves
+  within their first call. It waits for half a minute at most.
 - A child gets a new lock for sharing tensors. Each new data set shares one, on any thread, and a
   DataLoader's worker shares its batches.
 """
@@ -16,7 +18,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from gdsdata import torch_private
@@ -46,6 +48,27 @@ def _renew_all() -> None:
         lock._at_fork_reinit()  # as the standard library does with its own
 
 
+_FORK_WAITS_S = 30.0
+_first_calls = fork_safe_lock(threading.RLock)  # a thread may fork within its own call
+_forking = threading.local()
+
+
+@contextlib.contextmanager
+def forks_wait() -> Iterator[None]:
+    """Let forks of other threads wait until this block ends, because it imports modules."""
+    with _first_calls:
+        yield
+
+
+def _wait_for_first_calls() -> None:
+    _forking.waited = _first_calls.acquire(timeout=_FORK_WAITS_S)
+
+
+def _go_on() -> None:
+    if _forking.waited:
+        _first_calls.release()
+
+
 def _wait_for_imports() -> None:
     for name in list(sys.modules):  # 0.12 ms for 1344 modules, 121 of them gdsdata's
         if name.startswith("gdsdata."):
@@ -55,6 +78,8 @@ def _wait_for_imports() -> None:
 
 os.register_at_fork(after_in_child=_renew_all)
 os.register_at_fork(before=_wait_for_imports, after_in_child=torch_private.renew_sharing_lock)
+# Called before the others, which were registered earlier: imports may begin while it waits.
+os.register_at_fork(before=_wait_for_first_calls, after_in_parent=_go_on)
 
 
 if TYPE_CHECKING:  # type checkers know what it returns

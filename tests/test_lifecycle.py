@@ -659,6 +659,65 @@ def test_a_child_that_is_forked_while_a_thread_imports_a_module_can_import_it_to
     assert run_script(FORKS_DURING_AN_IMPORT) == (0, "0\n", "")
 
 
+FORKS_DURING_A_FIRST_CALL = """
+import importlib, os, signal, sys, threading, time, types
+from importlib.machinery import ModuleSpec
+
+class Slow:
+    def find_spec(self, name, path, target=None):
+        return ModuleSpec(name, self) if name == "slow" else None
+    def create_module(self, spec):
+        return None
+    def exec_module(self, module):
+        begun.set()
+        forking.wait()
+        time.sleep(0.2)  # until after a fork that does not wait
+
+class Credentials:
+    token, expires_on, expiry, access_key, secret_key = "token", 4e9, None, "key", "secret"
+    def __init__(self, **named):
+        import slow  # as these packages import parts of themselves
+    def get_token(self, scope):
+        return self
+    def refresh(self, request):
+        pass
+    def get_credentials(self):
+        return self
+    get_frozen_credentials = get_credentials
+
+def package(name, **attributes):
+    sys.modules[name] = module = types.ModuleType(name)
+    vars(module).update(attributes)
+
+begun, forking = threading.Event(), threading.Event()
+sys.meta_path.insert(0, Slow())
+package("azure.identity", DefaultAzureCredential=Credentials)
+package("google.auth", default=lambda **named: (Credentials(), "project"))
+package("botocore.session", Session=Credentials)
+from gdsdata.storage import aws_chain, azure_chain, google_chain
+find = {
+    "az": azure_chain._token_of_azure_identity,
+    "gs": google_chain._token_of_google_auth,
+    "s3": lambda: aws_chain._keys_of_botocore(None, "s3://bucket"),
+}[sys.argv[1]]
+os.register_at_fork(before=forking.set)  # called before those that were registered earlier
+other = threading.Thread(target=find)
+other.start()
+begun.wait()
+if (child := os.fork()) == 0:
+    signal.alarm(10)  # ends the child, if it waits for a thread that it does not have
+    find()
+    os._exit(0)
+other.join()
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.parametrize("scheme", ["az", "gs", "s3"])
+def test_a_child_that_is_forked_while_a_thread_first_looks_for_credentials_finds_some(scheme):
+    assert run_script(FORKS_DURING_A_FIRST_CALL, scheme) == (0, "0\n", "")
+
+
 FORKS_WITH_A_DATA_SET = """
 import os, sys
 import torch

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gdsdata.fork_safe import forks_wait
 from gdsdata.storage.credentials import end_of
 from gdsdata.storage.options import is_true
 from gdsdata.storage.secret import Keys, Secret
@@ -170,8 +171,9 @@ def _keys_of_process(command: str, profile: str) -> Keys:
 
 @functools.lru_cache(maxsize=8)
 def _botocore_credentials(profile_name: str | None) -> Any:
-    session = importlib.import_module("botocore.session")
-    return session.Session(profile=profile_name).get_credentials()
+    with forks_wait():
+        session = importlib.import_module("botocore.session")
+        return session.Session(profile=profile_name).get_credentials()
 
 
 def _keys_of_botocore(profile_name: str | None, url: str) -> Keys:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from gdsdata.fork_safe import fork_safe_lock
+from gdsdata.fork_safe import fork_safe_lock, forks_wait
 from gdsdata.storage.secret import AccountKey, Secret, SharedAccess, Token
 
 _SCOPE = "https://storage.azure.com/.default"
@@ -83,9 +83,12 @@ def find_secret(url: str) -> Secret:
 
 def _token_of_azure_identity() -> Token:
     global _found
-    identity = importlib.import_module("azure.identity")
     with _finding:
         if _found is None:
-            _found = identity.DefaultAzureCredential()
-        token = _found.get_token(_SCOPE)
+            with forks_wait():
+                found = importlib.import_module("azure.identity").DefaultAzureCredential()
+                token = found.get_token(_SCOPE)
+                _found = found
+        else:
+            token = _found.get_token(_SCOPE)
         return Token(token.token, expires_at=float(token.expires_on), source="azure-identity")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from datetime import timezone
 from typing import Any
 
-from gdsdata.fork_safe import fork_safe_lock
+from gdsdata.fork_safe import fork_safe_lock, forks_wait
 from gdsdata.storage import transport
 from gdsdata.storage.secret import Anonymous, Keys, Secret, Token
 
@@ -47,11 +47,14 @@ def find_secret(url: str) -> Secret:
 
 def _token_of_google_auth() -> Token:
     global _found
-    google_auth = importlib.import_module("google.auth")
     with _finding:
         if _found is None:
-            _found, _ = google_auth.default(scopes=[_SCOPE], request=_request)
-        _found.refresh(_request)
+            with forks_wait():
+                found, _ = importlib.import_module("google.auth").default(scopes=[_SCOPE], request=_request)
+                found.refresh(_request)
+                _found = found
+        else:
+            _found.refresh(_request)
         expiry = _found.expiry
         ends = expiry.replace(tzinfo=timezone.utc).timestamp() if expiry is not None else float("inf")
         return Token(_found.token, expires_at=ends, source="google-auth")
