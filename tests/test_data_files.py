@@ -15,6 +15,8 @@ BESIDE = {
     "Megatron-LM": ("text_document.bin", "text_document.idx"),
     "OLMo": ("part-0.npy", "part-1.npy", "part-0.csv.gz"),
     "a note": ("train.bin", "NOTES"),
+    "nanoGPT without val": ("train.bin", "meta.pkl"),
+    "a text": ("train.bin", "ABOUT.txt"),
 }
 bare = pytest.mark.parametrize("format", [Tokens("uint16", 4), Records("uint16", 5)], ids=["Tokens", "Records"])
 

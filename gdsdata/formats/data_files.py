@@ -91,7 +91,10 @@ def refuse_unlike_endings(paths: Sequence[str], named: Collection[str], format: 
             counts[ending] += 1
     if len(first_of) < 2:
         return
-    (ending, _), (other, _) = sorted(counts.items(), key=lambda one: (-one[1], not one[0]))[:2]
+    from gdsdata.formats.other_kinds import KINDS  # late: this is for an error
+
+    known = {ending for kind in KINDS for ending in kind.endings}  # of files that are likely no data
+    ending, other = sorted(counts, key=lambda one: (f".{one}" in known, -counts[one], not one))[:2]
     first = first_of[ending]
     example = os.path.join(os.path.dirname(first), f"*.{_ending_of(without_query(first))}") if ending else [first]
     raise ValueError(
