@@ -110,6 +110,16 @@ def test_a_class_within_a_list_is_a_plain_value(tmp_path):
     assert state["kinds"] == [torch.nn.Linear, 3]
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_none_that_was_saved_for_an_object_is_an_error_that_names_it(tmp_path, nested):
+    (optimizer,) = optimizers(models(1), 0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    with AsyncCheckpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, {"train": {"scheduler": None}} if nested else {"scheduler": None}).result()
+        with pytest.raises(ValueError, match=r"has None for '(train.)?scheduler', which is a StepLR here: restore"):
+            checkpointer.restore({"train": {"scheduler": scheduler}} if nested else {"scheduler": scheduler})
+
+
 class Settings(dict):
     """A dict that has an attribute of any name."""
 

@@ -192,10 +192,17 @@ def load_state(name: str, one: Any, found: Any, place: str) -> None:
 
     Raises:
         ValueError: a module has other names or shapes, or an optimizer other parameters or groups.
+            Or None was saved.
         Exception: whatever its ``load_state_dict`` raises.
     """
     try:
         one.load_state_dict(found)
+    except (TypeError, AttributeError) as error:
+        if found is not None:
+            raise
+        kind = type(one).__name__
+        message = f"{place} has None for {name!r}, which is a {kind} here: restore into what was saved"
+        raise ValueError(message) from error
     except ValueError as error:
         if not isinstance(one, torch.optim.Optimizer) or not str(error).startswith("loaded state dict"):
             raise
