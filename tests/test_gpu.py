@@ -443,6 +443,23 @@ def test_graphs_are_captured_while_another_thread_saves_and_loads(tmp_path):
     assert all(torch.equal(loaded[name], tensor) for name, tensor in saved.items())
 
 
+# -------------------------------------------------------------------------------------------------- casts of loads
+
+
+def test_values_that_a_load_casts_are_in_place_for_every_stream(tmp_path):
+    path, saved = tmp_path / "a.safetensors", torch.randn(128 * MIB // 4, device="cuda")
+    gdsdata.save({"a": saved}, path)
+    targets = {"a": torch.zeros_like(saved, dtype=torch.float64)}
+    for load in (
+        lambda: gdsdata.load(path, device="cuda", dtype=torch.float64),
+        lambda: gdsdata.load(path, into=targets, dtype=torch.float64),
+    ):
+        for _ in range(3):  # a cast takes as long as some calls from Python
+            loaded = load()
+            assert torch.cuda.current_stream().query()
+        assert torch.equal(loaded["a"], saved.double())
+
+
 # ------------------------------------------------------------------------------------------------------- residency
 
 

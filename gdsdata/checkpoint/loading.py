@@ -23,6 +23,7 @@ from gdsdata.checkpoint.targets import (
 )
 from gdsdata.checkpoint.tensor_reader import TensorReader
 from gdsdata.checkpoint.tree import LEFT_OUT, Path, empty_containers, leaves, map_leaves, name_of, with_leaves
+from gdsdata.io.captures import wait_for_streams
 from gdsdata.io.options import EngineOptions
 from gdsdata.warn import warn
 
@@ -67,7 +68,9 @@ def load_new(
             casts[saved_as] = tensor.to(dtype)
         return casts[saved_as]
 
-    return map_leaves(saved, loaded)
+    made = map_leaves(saved, loaded)
+    wait_for_streams({cast.device for cast in casts.values()})
+    return made
 
 
 def load_into(

@@ -24,6 +24,7 @@ from gdsdata.checkpoint.tensor_rows import PAGE_BYTES, Rows, is_read_with_gaps, 
 from gdsdata.checkpoint.threads import CallThreads, results_of
 from gdsdata.checkpoint.tree import Path, name_of
 from gdsdata.io import engine
+from gdsdata.io.captures import wait_for_streams
 from gdsdata.io.new_memory import new_storage, new_tensor
 from gdsdata.io.options import EngineOptions
 from gdsdata.progress_bars import current
@@ -60,6 +61,7 @@ class TensorReader:
         self._parts = RecordParts()  # that `run` reads
         self._gapped: dict[tuple[Record, torch.device], list[Gapped]] = {}  # that it looks at together
         self._shared = SharedTargets()
+        self._devices: set[torch.device] = set()  # that it has read into
         self._copies: list[Callable[[], object]] = []  # before `_afterwards`
         self._afterwards: list[Callable[[], object]] = []
         self._batches = CallThreads(_BATCHES_AT_A_TIME, "gdsdata-read")  # made when needed
@@ -112,6 +114,7 @@ class TensorReader:
     def _extents_of(self, device: torch.device) -> Extents:
         if (extents := self._by_device.get(device)) is None:
             extents = self._by_device[device] = Extents()
+            self._devices.add(device)
         return extents
 
     def _begin_if_many(self, device: torch.device) -> None:
@@ -310,8 +313,10 @@ class TensorReader:
 
     def _run(self) -> None:
         self._read_gapped()
+        are_copied = bool(self._copies or self._afterwards)
         try:
             for parts in self._parts.rounds(may_split=self._together is None):
+                are_copied = are_copied or bool(parts)
                 memories = [self._memory_for(one) for one in parts]
                 self._read_collected()
                 for one, memory in zip(parts, memories, strict=True):
@@ -322,6 +327,8 @@ class TensorReader:
         self._parts.clear()
         for call in [*self._copies, *self._afterwards]:
             call()
+        if are_copied:
+            wait_for_streams(self._devices)
 
     def _memory_for(self, parts: PartsOfRecord) -> torch.Tensor:
         """Have a record read, and return the memory of which its parts are copied.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 
@@ -34,3 +34,11 @@ def stay_beside_captures() -> None:
     """Do the same for all that this thread, one of this package's, does and frees from now on."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         exchange_capture_mode(_RELAXED)
+
+
+def wait_for_streams(devices: Iterable[torch.device]) -> None:
+    """Wait for all work that the current streams of GPUs have so far, for other streams to see it."""
+    for device in devices:
+        if device.type == "cuda":
+            with beside_captures():
+                torch.cuda.current_stream(device).synchronize()
