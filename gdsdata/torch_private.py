@@ -172,13 +172,17 @@ def moves_no_values() -> bool:
     They are within ``skip_data``, and for fake tensors.
     """
     warn_if_newer()
-    return torch.serialization._serialization_tls.skip_data or makes_fake_tensors()
+    detect_fake_mode: Callable[[Iterable[Any] | None], Any] = torch._guards.detect_fake_mode
+    return torch.serialization._serialization_tls.skip_data or detect_fake_mode(None) is not None
 
 
 def makes_fake_tensors() -> bool:
-    """Return whether new tensors are fake ones, which have no memory: within `FakeTensorMode`."""
-    detect_fake_mode: Callable[[Iterable[Any] | None], Any] = torch._guards.detect_fake_mode
-    return detect_fake_mode(None) is not None
+    """Return whether new tensors are fake ones, which have no memory: within `FakeTensorMode`.
+
+    A compilation notes such a mode too (`moves_no_values`), and its backend makes real tensors.
+    """
+    active_fake_mode: Callable[[], Any] = torch._guards.active_fake_mode
+    return active_fake_mode() is not None
 
 
 @contextlib.contextmanager

@@ -670,3 +670,12 @@ for call in (
 assert gdsdata.load({path!r})["it"].tolist() == [1.0] * 300
 """
     assert run_script(script) == (0, "", "")
+
+
+@pytest.mark.parametrize("name", ["x.pt", "x.safetensors"])
+def test_the_backend_of_a_compilation_loads_and_saves_real_tensors(tmp_path, name):
+    """torch.compile calls it with the mode of its fake tensors noted, and not active."""
+    path, values = str(tmp_path / name), torch.arange(300.0)
+    with torch._guards.tracing(torch._guards.TracingContext(torch._subclasses.FakeTensorMode())):
+        gdsdata.save({"it": values}, path)
+        assert torch.equal(gdsdata.load(path)["it"], values)
