@@ -26,6 +26,7 @@ class Modes(threading.local):
 def modes(monkeypatch):
     modes = Modes()
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(captures, "exchange_capture_mode", modes.exchange)
     return modes
 
@@ -70,3 +71,12 @@ def test_without_cuda_no_driver_is_asked(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     with captures.beside_captures():
         captures.stay_beside_captures()
+
+
+def test_on_gpus_of_another_maker_saves_loads_and_threads_ask_no_driver(monkeypatch, tmp_path):
+    monkeypatch.setattr(captures, "exchange_capture_mode", lambda mode: pytest.fail("it was asked"))
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)  # torch for ROCm has its GPUs under this name
+    monkeypatch.setattr(torch.version, "cuda", None)
+    gdsdata.save({"a": torch.ones(3)}, tmp_path / "a.pt")
+    assert torch.equal(gdsdata.load(tmp_path / "a.pt")["a"], torch.ones(3))
+    captures.stay_beside_captures()

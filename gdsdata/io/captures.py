@@ -20,7 +20,7 @@ def beside_captures() -> Iterator[None]:
     wait for an event, or copy to the CPU, unless they say that it has nothing to do with the
     capture. The engine says so for its own calls.
     """
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if not _has_captures():
         yield
         return
     own = exchange_capture_mode(_RELAXED)
@@ -32,8 +32,13 @@ def beside_captures() -> Iterator[None]:
 
 def stay_beside_captures() -> None:
     """Do the same for all that this thread, one of this package's, does and frees from now on."""
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if _has_captures():
         exchange_capture_mode(_RELAXED)
+
+
+def _has_captures() -> bool:
+    """Return whether a thread may capture a CUDA graph: torch for ROCm has other graphs."""
+    return torch.version.cuda is not None and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
 
 
 def wait_for_streams(devices: Iterable[torch.device]) -> None:
