@@ -343,6 +343,22 @@ def test_a_small_object_that_was_damaged_on_its_way_is_sent_again_with_its_check
     assert all("x-amz-checksum-crc32c" in headers for _, _, headers, _ in server.requests)
 
 
+@pytest.mark.parametrize("code", [b"RequestTimeout", b"SlowDown"])
+def test_a_small_object_is_sent_again_with_its_checksum_to_a_server_that_was_busy(serve, code, monkeypatch):
+    monkeypatch.setattr("gdsdata.storage.transport._sleep", lambda s: None)
+    answers = [(400, {}, b"<Error><Code>" + code + b"</Code></Error>")] + [(200, {"etag": '"written"'}, b"")] * 2
+    server = serve(lambda *_: answers.pop(0))
+    store = s3_store()
+    assert [store.put(key, b"content").tag for key in ("a", "b")] == ['"written"'] * 2
+    assert ["x-amz-checksum-crc32c" in headers for _, _, headers, _ in server.requests] == [True] * 3
+
+
+def test_no_md5_is_computed_of_a_small_object_whose_checksum_is_accepted(serve, monkeypatch):
+    monkeypatch.setattr("gdsdata.storage.checksums.md5_base64", lambda body: pytest.fail("it was computed"))
+    serve(lambda *_: (200, {"etag": '"written"'}, b""))
+    assert s3_store().put("a", b"content").tag == '"written"'
+
+
 def test_a_small_object_that_is_refused_with_or_without_a_checksum_is_an_error(serve):
     serve(lambda *_: (400, {}, b"<Error><Code>InvalidArgument</Code><Message>no such key</Message></Error>"))
     with pytest.raises(IoError, match="PUT .* 400 InvalidArgument: .no such key"):

@@ -203,9 +203,9 @@ def refused(request: Request, response: Response) -> OSError:
     return failures.refused(request.subject or request.url, request.method, request.url, refusal)
 
 
-def is_of_damage(response: Response) -> bool:
-    """Return whether a refusal says that the body was damaged on its way."""
-    return failures.refusal_of(response.status, response.headers, response.body).code in _DAMAGED_CODES
+def is_passing(response: Response) -> bool:
+    """Return whether a refusal is none of the request: its body was damaged, or the server busy."""
+    return failures.refusal_of(response.status, response.headers, response.body).code in _DAMAGED_CODES | _RETRIED_CODES
 
 
 def _once(request: Request, sent: Request, timeout_s: float, most_bytes: int, attempts: int) -> Response:

@@ -179,16 +179,23 @@ class XmlStore(SigningStore, ABC):
     def put(self, key: str, body: bytes | memoryview) -> ObjectInfo:
         """Write a small object whole."""
         signed = self.payload_headers(checksums.sha256_hex(body))
-        by_crc32c = {**signed, **self.crc32c_headers(checksums.crc32c_base64(body))}
-        by_md5 = {**signed, "content-md5": checksums.md5_base64(body)}
+
+        def by_crc32c() -> Request:
+            headers = {**signed, **self.crc32c_headers(checksums.crc32c_base64(body))}
+            return self.request("PUT", key, headers=headers, body=body)
+
+        def by_md5() -> Request:
+            headers = {**signed, "content-md5": checksums.md5_base64(body)}
+            return self.request("PUT", key, headers=headers, body=body)
+
         may_refuse = self._puts_crc32c and bool(self.begin_headers())
-        request = self.request("PUT", key, headers=by_crc32c if self._puts_crc32c else by_md5, body=body)
+        request = by_crc32c() if self._puts_crc32c else by_md5()
         response = self.send(request, accept=(400, 501) if may_refuse else ())
         if response.status >= 400:  # perhaps the server does not know the checksum
-            is_damage = transport.is_of_damage(response)
-            request = self.request("PUT", key, headers=by_crc32c if is_damage else by_md5, body=body)
+            is_passing = transport.is_passing(response)
+            request = request if is_passing else by_md5()
             response = self.send(request)
-            self._puts_crc32c = is_damage
+            self._puts_crc32c = is_passing
         return ObjectInfo(self.url_of(key), memoryview(body).nbytes, written_tag(request, response))
 
     def upload(self, key: str, size_bytes: int) -> XmlUpload:
