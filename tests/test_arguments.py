@@ -67,7 +67,16 @@ def as_it_is(batch):
         (dict(options={"workers": 2}), "options={'workers': 2} must be a gdsdata.EngineOptions"),
         (dict(source={"train": "a.npy"}), "source={'train': 'a.npy'} is a dict: make a data set for each of its"),
         (dict(source=3), "source=3 must be a path, a directory, a glob, or a list of these"),
-        (dict(source=[b"a", 3]), "source=[b'a', 3] must be a path"),
+        (
+            dict(source=[b"a", 3]),
+            "source=[b'a', 3] must be a path, a directory, a glob, or a list of these, and its item 1",
+        ),
+        (dict(source=["a.npy"] * 1000 + [None]), "(list) must be a path, a directory, a glob, or a list of these, and"),
+        (
+            dict(source=iter(["a.npy", None])),
+            "must be a path, a directory, a glob, or a list of these, and its item 1 is",
+        ),
+        (dict(source=io.BytesIO()), "must be a path, a directory, a glob, or a list of these"),
         (dict(split=0.9), "split=0.9 must be two numbers, where the part begins and ends: (0, 0.9)"),
         (dict(split=("0", "1")), "split=('0', '1') must be two numbers"),
         (dict(device=1.5), "device=1.5 must be a torch.device, or its name"),
@@ -85,6 +94,22 @@ def test_an_argument_of_another_type_is_refused_in_words(file, arguments, words)
     with pytest.raises(TypeError) as error:
         read(**{"file": file, **arguments}) if "source" not in arguments else GDSDataset(**grouped(arguments))
     assert words in str(error.value)
+
+
+def test_a_source_may_be_bytes_or_an_iterator_of_paths(file):
+    write_records(file.parent / "1.bin", 24, 64, seed=1)
+    both = [file, file.parent / "1.bin"]
+    wanted = torch.cat(list(read(both, shuffle=False)))
+    sources = (
+        file.parent.glob("*.bin"),
+        (path for path in both),
+        [bytes(both[0]), both[1]],
+        bytes(file.parent) + b"/*.bin",
+    )
+    for source in sources:
+        ds = read(source, shuffle=False)
+        for _ in range(2):  # an iterator of the user's is gone through once
+            assert torch.equal(torch.cat(list(ds)), wanted), source
 
 
 @pytest.mark.parametrize("device", ["gpu", "CPU", "", 10**30])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,8 +48,35 @@ _OF_A_DATALOADER = {
 }
 
 
+def source_of(source: Any) -> Source:
+    """Return a source of `GDSDataset` that can be gone through several times.
+
+    Paths that are bytes are decoded, and iterators, as those of `pathlib.Path.glob`, become lists.
+
+    Raises:
+        TypeError: it is neither a path nor several; the message has the first item that is none.
+    """
+    if isinstance(source, (str, bytes, os.PathLike)):
+        return os.fsdecode(source)
+    if isinstance(source, Mapping):
+        raise TypeError(f"source={shown(source)} is a dict: make a data set for each of its values, or pass a list")
+    is_several = isinstance(source, (Collection, Iterator)) and not isinstance(source, (torch.Tensor, bytearray))
+    if not is_several or hasattr(source, "read"):
+        raise TypeError(f"source={shown(source)} must be a path, a directory, a glob, or a list of these")
+    paths = list(source)
+    kinds = set(map(type, paths))
+    if not all(issubclass(kind, (str, bytes, os.PathLike)) for kind in kinds):
+        i, wrong = next((i, one) for i, one in enumerate(paths) if not isinstance(one, (str, bytes, os.PathLike)))
+        raise TypeError(
+            f"source={shown(source)} must be a path, a directory, a glob, or a list of these, and its item {i} is "
+            f"{shown(wrong)}"
+        )
+    if any(issubclass(kind, bytes) for kind in kinds):
+        return [os.fsdecode(one) for one in paths]
+    return paths
+
+
 def check_types(
-    source: object,
     batch_size: object,
     format: object,
     seed: object,
@@ -63,16 +90,6 @@ def check_types(
     Raises:
         TypeError: one is.
     """
-    is_path = isinstance(source, (str, os.PathLike))
-    if isinstance(source, Mapping):
-        raise TypeError(f"source={shown(source)} is a dict: make a data set for each of its values, or pass a list")
-    is_list = (
-        isinstance(source, Collection)
-        and not isinstance(source, torch.Tensor)
-        and all(issubclass(kind, (str, os.PathLike)) for kind in set(map(type, source)))
-    )
-    if not is_path and not is_list:
-        raise TypeError(f"source={shown(source)} must be a path, a directory, a glob, or a list of these")
     if format is not None:
         _check_format(format)
     for name, number in (("batch_size", batch_size), ("seed", seed), ("prefetch", reading.prefetch)):

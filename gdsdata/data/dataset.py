@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import index as index_of
 from typing import TYPE_CHECKING, Any
 
@@ -55,8 +55,9 @@ class GDSDataset(RankedDataset):
     memory (but see `Reading.zero_copy`).
 
     Args:
-        source: a file, directory or glob, or a list of these. Each may be the URL of objects:
-            ``s3://bucket/train/*.tar`` (docs/guide/remote.md). Files are ordered by their paths.
+        source: a file, directory or glob, or a list or an iterator of these. Each may be the URL of
+            objects: ``s3://bucket/train/*.tar`` (docs/guide/remote.md). Files are ordered by their
+            paths.
         batch_size: samples in a batch.
         format: one of ``gdsdata.formats``; None recognizes it by the first file's magic.
         shuffle: the order of an epoch; see below.
@@ -140,7 +141,7 @@ class GDSDataset(RankedDataset):
 
     def __init__(
         self,
-        source: Source,
+        source: Source | bytes | Iterable[str | bytes | os.PathLike[str]],
         batch_size: int = 64,
         format: Format | None = None,
         shuffle: bool | str | Lanes | RowGroups = True,
@@ -166,7 +167,8 @@ class GDSDataset(RankedDataset):
         fields = group_of(Fields, "fields", fields, old)
         reading = group_of(Reading, "reading", reading, old).with_remote(cache, cache_bytes, storage_options)
         arguments.refuse_unknown(old)
-        arguments.check_types(source, batch_size, format, seed, drop_last, transform, fields, reading)
+        source = arguments.source_of(source)
+        arguments.check_types(batch_size, format, seed, drop_last, transform, fields, reading)
         arguments.check_interval(report_every_s)
         self.device = engine.resolved(device_of_batches(device))
         arguments.check_values(fields, reading, self.device, on_error)
