@@ -150,7 +150,7 @@ def test_lists_and_empty_dicts_take_as_many_values_as_were_saved(tmp_path):
     ("state", "words"),
     [
         ({"it": {"losses": [], "other": 1}}, "it.other only in the state"),
-        ({"it": {"losses": []}}, "none only in the state, it.epoch only in the file"),
+        ({"it": {"losses": []}}, "different names: it.epoch only in the file"),
         ({"it": {"losses": [torch.ones(2)], "epoch": 0}}, "it.losses.1 only in the file"),
         ({"it": {"losses": {"a": 1}, "epoch": 0}}, "it.losses.a only in the state"),
     ],
@@ -189,7 +189,7 @@ def test_names_and_shapes_that_differ_are_errors_that_name_them(tmp_path):
             ({"a": {"y": torch.ones(3)}}, "a.y only in the state, a.x only in the file: restore into the names"),
             ({"a": {"x": torch.ones(4)}}, r"a.x in .* has shape \(3,\) and dtype torch.float32, .* fill \(4,\) and"),
             ({"a": {"x": torch.ones(3).half()}}, r"a.x in .* dtype torch.float32, .* fill \(3,\) and torch.float16: r"),
-            ({"a": {"x": 5}}, "a.x is a tensor in '.*', and none in the state"),
+            ({"a": {"x": 5}}, "a.x is a tensor in '.*', and of type int in the state"),
             ({"a": {"x": torch.eye(3).to_sparse()}}, "a.x in .* torch.sparse.* cannot be copied into the other"),
         ):
             with pytest.raises(ValueError, match=words) as caught:

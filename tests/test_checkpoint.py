@@ -273,6 +273,30 @@ def test_into_with_other_names_shapes_or_dtypes_says_which(tmp_path):
         gdsdata.load(tmp_path / "x.pt", into={"a": torch.zeros(3).double()}, strict=False)
     with pytest.raises(ValueError, match="n is a tensor in into, and none in '"):
         gdsdata.load(tmp_path / "x.pt", into={"n": torch.zeros(3)}, strict=False)
+    with pytest.raises(ValueError, match="different names: b, n only in the file: strict"):
+        gdsdata.load(tmp_path / "x.pt", into={"a": torch.zeros(3)})
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (np.zeros(3, np.float32), "an array of numpy in into: give a tensor, as torch.from_numpy(array) is"),
+        (None, "of type NoneType in into: give a tensor of shape (3,) and dtype torch.float32"),
+        (0.5, "of type float in into: give a tensor of shape (3,)"),
+    ],
+)
+def test_into_with_another_value_in_a_tensors_place_says_what_to_give(tmp_path, value, words):
+    torch.save({"a": torch.ones(3)}, tmp_path / "x.pt")
+    with pytest.raises(ValueError) as error:
+        gdsdata.load(tmp_path / "x.pt", into={"a": value})
+    assert f"a is a tensor in '{tmp_path / 'x.pt'}', and {words}" in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["x.pt", "x.safetensors"])
+def test_one_tensor_as_into_for_a_file_of_names_says_to_give_a_dict(tmp_path, name):
+    gdsdata.save({"a": torch.ones(3)}, tmp_path / name)
+    with pytest.raises(ValueError, match=r"have no name in common: into= is one tensor, and the names .* are a: pass"):
+        gdsdata.load(tmp_path / name, into=torch.zeros(3))
 
 
 def test_a_file_with_one_of_the_names_of_tied_weights_fills_them_strictly(tmp_path):
@@ -284,7 +308,7 @@ def test_a_file_with_one_of_the_names_of_tied_weights_fills_them_strictly(tmp_pa
     assert torch.equal(model[1].weight, values["0.weight"]) and torch.equal(model[2].weight, values["2.weight"])
     del values["2.bias"]
     gdsdata.save(values, tmp_path / "x.safetensors")
-    with pytest.raises(ValueError, match="different names: 2.bias only in into, none only in the file"):
+    with pytest.raises(ValueError, match="different names: 2.bias only in into: strict"):
         gdsdata.load(tmp_path / "x.safetensors", into=model.state_dict())
     rows = torch.zeros(2, 5)
     with pytest.raises(ValueError, match="different names: a part only in into"):

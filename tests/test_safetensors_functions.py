@@ -592,6 +592,11 @@ def test_a_damaged_file_is_an_error_of_both_packages(tmp_path, content):
     [
         ("model.safetensors.index.json", b'{"weight_map": {}}', r"of several is read by gdsdata.load\('.*json'\)"),
         ("model.safetensors", b"version https://git-lfs.github.com/spec/v1\n", "a Git LFS pointer. Run `git lfs pull`"),
+        (
+            "model.pt",
+            b"PK\x03\x04" + bytes(9),
+            r"a file of torch.save.* gdsdata.load\('.*model.pt'\)",
+        ),
     ],
 )
 def test_a_file_of_another_kind_is_named(tmp_path, name, content, said):

@@ -39,8 +39,8 @@ _FOREIGN = (
     (b"\x89HDF", "an HDF5 file, which gdsdata does not read"),
     (b"\x93NUMPY", "an array of numpy's. Read it with numpy.load"),
 )
-_ZIP = b"PK\x03\x04"
-_TORCH_MAGICS = (_ZIP, b"\x80")  # a zip; a pickle, as older versions wrote
+ZIP_MAGIC = b"PK\x03\x04"
+_TORCH_MAGICS = (ZIP_MAGIC, b"\x80")  # a zip; a pickle, as older versions wrote
 _OLDER_MAGIC = (0x1950A86A20F9469CFC6C).to_bytes(10, "little")  # the number that such pickles begin with
 
 
@@ -193,12 +193,12 @@ def foreign_file(place: str, head: bytes) -> CorruptData | None:
 def _is_npz(head: bytes) -> bool:
     """Return whether a file begins as a zip whose first file is an array of numpy's."""
     name_bytes = int.from_bytes(head[26:28], "little")
-    return head.startswith(_ZIP) and head[30:][:name_bytes].endswith(b".npy")
+    return head.startswith(ZIP_MAGIC) and head[30:][:name_bytes].endswith(b".npy")
 
 
 @contextlib.contextmanager
 def torch_errors_explained(
-    path: str, place: str, length: int, *, offset: int = 0, head: bytes = _ZIP, weights_only: bool | None
+    path: str, place: str, length: int, *, offset: int = 0, head: bytes = ZIP_MAGIC, weights_only: bool | None
 ) -> Iterator[None]:
     """Add the place to errors of torch and pickle.
 
@@ -294,9 +294,9 @@ def call_named(place: str, call: str) -> Iterator[None]:
 def _explained(error: Exception, place: str, head: bytes, weights_only: bool | None) -> Exception:
     if isinstance(error, (GdsdataError, OSError, MemoryError, torch.OutOfMemoryError)):
         return error
-    if len(head) < len(_ZIP) and _ZIP.startswith(head):
+    if len(head) < len(ZIP_MAGIC) and ZIP_MAGIC.startswith(head):
         return CorruptData(f"{place} is cut short: it has no more than the first bytes of a zip. {_FETCH}")
-    may_be_torchs = head.startswith(_ZIP) and not _is_npz(head)
+    may_be_torchs = head.startswith(ZIP_MAGIC) and not _is_npz(head)
     if not may_be_torchs and (foreign := foreign_file(place, head)) is not None:
         return foreign
     if weights_only and (refused := forbidden(place, error, "gdsdata.load(..., weights_only=False)")) is not None:

@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from gdsdata.checkpoint.explanations import foreign_file
@@ -25,7 +26,7 @@ from gdsdata.checkpoint.gc_pause import collector_paused
 from gdsdata.checkpoint.open_file import HEAD_BYTES, OpenFile, missing, most_kept_files
 from gdsdata.checkpoint.open_object import open_path
 from gdsdata.checkpoint.stored import Record, Stored, bytes_of, contiguous_stride
-from gdsdata.checkpoint.tensor_kinds import check_has_values, freed, has_own_memory, is_freed
+from gdsdata.checkpoint.tensor_kinds import check_has_values, freed, has_own_memory, is_freed, kind_in_words
 from gdsdata.checkpoint.urls import is_url
 from gdsdata.errors import CorruptData
 from gdsdata.formats.parsers import safetensors_header
@@ -152,8 +153,10 @@ def _check(tensors: Mapping[str, torch.Tensor]) -> None:
             raise ValueError(f"{name!r} is no name for a tensor in a safetensors file: {instead}")
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or not has_own_memory(tensor):
             check_has_values({name: tensor})
-            kind = _kind_of(tensor)
-            raise ValueError(f"{name} is a {kind} and no plain tensor, which is what safetensors files hold: {instead}")
+            kind, remedy = _kind_of(tensor), instead
+            if isinstance(tensor, np.ndarray):
+                remedy = f"give torch.from_numpy(array), or {instead}"
+            raise ValueError(f"{name} is {kind} and no plain tensor, which is what safetensors files hold: {remedy}")
         if tensor.dtype not in _NAMES:
             raise ValueError(f"{name} is of {tensor.dtype}, which safetensors files do not have: {instead}")
         if _NAMES[tensor.dtype] in PACKED and not tensor.shape:
@@ -186,10 +189,10 @@ def _is_utf8(name: str) -> bool:
 def _kind_of(value: Any) -> str:
     """Return words for a value that is no plain tensor."""
     if type(value) not in (torch.Tensor, torch.nn.Parameter):
-        return type(value).__name__
+        return kind_in_words(value)
     if value.is_nested or value.is_quantized:
-        return "nested tensor" if value.is_nested else "quantized tensor"
-    return f"tensor of {value.layout}" if value.layout is not torch.strided else "tensor of zeros without memory"
+        return "a nested tensor" if value.is_nested else "a quantized tensor"
+    return f"a tensor of {value.layout}" if value.layout is not torch.strided else "a tensor of zeros without memory"
 
 
 def read_index(index: OpenFile, verify: bool = False) -> dict[str, Stored]:

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Container, Iterable
 from typing import Any, TypeGuard
 
+import numpy as np
 import torch
 
 from gdsdata.checkpoint.stored import Stored
@@ -18,6 +19,7 @@ from gdsdata.checkpoint.tensor_kinds import (
     has_own_memory,
     is_on_meta,
     is_plain,
+    kind_in_words,
     takes_copy_of,
 )
 from gdsdata.checkpoint.tensor_reader import TensorReader
@@ -120,9 +122,13 @@ def check_fits(
         ValueError: it does not fit, or only one of ``target`` and ``leaf`` is a tensor.
     """
     name, is_tensor = name_of(place), isinstance(target, torch.Tensor)
-    if is_tensor != isinstance(leaf, (Stored, torch.Tensor)):
-        has, lacks = (words.tree, f"'{path}'") if is_tensor else (f"'{path}'", words.tree)
-        raise ValueError(f"{name} is a tensor in {has}, and none in {lacks}")
+    if is_tensor and not isinstance(leaf, (Stored, torch.Tensor)):
+        raise ValueError(f"{name} is a tensor in {words.tree}, and none in '{path}'")
+    if not is_tensor and isinstance(leaf, (Stored, torch.Tensor)):
+        remedy = f"give a tensor of shape {tuple(leaf.shape)} and dtype {leaf.dtype}"
+        if isinstance(target, np.ndarray):
+            remedy = "give a tensor, as torch.from_numpy(array) is"
+        raise ValueError(f"{name} is a tensor in '{path}', and {kind_in_words(target)} in {words.tree}: {remedy}")
     if fits(target, leaf, dtype):
         return
     if not has_own_memory(target) or not (isinstance(leaf, Stored) or has_own_memory(leaf)):
@@ -166,15 +172,18 @@ def check_names(path: str, asked: set[Path], saved: set[Path], words: Words = OF
     Raises:
         ValueError: names differ; the message has some of them.
     """
-    if asked != saved:
-        raise ValueError(
-            f"'{path}' and {words.tree} have different names: {some_names(asked - saved)} only in {words.tree}, "
-            f"{some_names(saved - asked)} only in the file: {words.misnamed}"
-        )
+    differences = ((asked - saved, words.tree), (saved - asked, "the file"))
+    if found := ", ".join(f"{some_names(names)} only in {where}" for names, where in differences if names):
+        raise ValueError(f"'{path}' and {words.tree} have different names: {found}: {words.misnamed}")
 
 
 def no_common_names(path: str, asked: set[Path], saved: set[Path]) -> str:
     """Return the message for a load from a file that has none of the names in ``into``."""
+    if asked == {()}:
+        return (
+            f"'{path}' and into have no name in common: into= is one tensor, and the names in the file are "
+            f"{some_names(saved)}: pass a dict of tensors by these names"
+        )
     return (
         f"'{path}' and into have no name in common: {some_names(asked)} in into, {some_names(saved)} in the file: "
         "use the file's names in into"

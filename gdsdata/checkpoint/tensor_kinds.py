@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from gdsdata import torch_private
@@ -186,3 +187,8 @@ def _shape_of(tensor: torch.Tensor) -> torch.Size | None:
 
 def _is_uninitialized(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin)  # type: ignore[attr-defined]
+
+
+def kind_in_words(value: Any) -> str:
+    """Return words for the type of a value that is no plain tensor."""
+    return "an array of numpy" if isinstance(value, np.ndarray) else f"of type {type(value).__name__}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gdsdata.checkpoint.explanations import checked_path, foreign_file
+from gdsdata.checkpoint.explanations import ZIP_MAGIC, checked_path, foreign_file
 from gdsdata.checkpoint.gc_pause import collector_paused
 from gdsdata.checkpoint.hooks_report import COUNTS
 from gdsdata.checkpoint.open_file import HEAD_BYTES, OpenFile
@@ -264,4 +264,6 @@ def _what_else(file: OpenFile) -> str | None:
         return f"'{file.path}' is no safetensors file. An index of several is read by gdsdata.load({file.path!r})"
     head = file.read(0, HEAD_BYTES)
     other = None if recognises(head) else foreign_file(f"'{file.path}'", head)
+    if other is None and head.startswith(ZIP_MAGIC):
+        return f"'{file.path}' is a file of torch.save, or another zip: read it by gdsdata.load({file.path!r})"
     return None if other is None else str(other)
