@@ -198,6 +198,40 @@ def test_patterns_may_come_from_a_generator(tmp_path):
     assert into["a"].sum() == 2 and into["b"].sum() == 1
 
 
+@pytest.mark.parametrize("strict", [True, False])
+def test_patterns_fill_items_of_a_list_from_their_own_places(tmp_path, strict):
+    """Other items of the list are left out before them."""
+    saved = [torch.full((3,), float(number)) for number in range(4)]
+    torch.save({"l": saved, "t": tuple(saved)}, tmp_path / "x.pt")
+    into = {"l": [torch.zeros(3) for _ in saved], "t": tuple(torch.zeros(3) for _ in saved)}
+    gdsdata.load(tmp_path / "x.pt", into=into, only=["l.1", "l.2", "t.3"], strict=strict)
+    assert [one[0].item() for one in (*into["l"], *into["t"])] == [0, 1, 2, 0, 0, 0, 0, 3]
+
+
+def test_an_error_has_the_name_that_an_item_of_a_list_has_in_the_file(tmp_path):
+    gdsdata.save({"l": [torch.ones(3), torch.full((3,), 2.0)]}, tmp_path / "x.pt")
+    content = (tmp_path / "x.pt").read_bytes()
+    (tmp_path / "x.pt").write_bytes(content.replace(torch.full((3,), 2.0).numpy().tobytes(), bytes(12)))
+    with pytest.raises(CorruptData, match=r"l\.1\b"):
+        gdsdata.load(tmp_path / "x.pt", only=["l.1"], verify=True)
+
+
+@pytest.mark.parametrize("suffix", ["pt", "safetensors"])
+def test_packed_floats_that_torch_does_not_cast_are_named(tmp_path, suffix):
+    state = {"w": torch.zeros(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2), "b": torch.ones(3)}
+    path = tmp_path / f"x.{suffix}"
+    gdsdata.save(state, path)
+    said = r"^w in .* is of torch.float4_e2m1fn_x2, which torch does not cast to torch.float32: leave dtype= out"
+    with pytest.raises(ValueError, match=said):
+        gdsdata.load(path, dtype=torch.float32)
+    into = {"b": torch.zeros(3), "w": torch.zeros(4)}
+    with pytest.raises(ValueError, match=said):
+        gdsdata.load(path, dtype=torch.float32, into=into)
+    assert not into["b"].any()
+    assert gdsdata.load(path, dtype=torch.float64, only=["b"])["b"].dtype == torch.float64
+    assert gdsdata.load(path, dtype=torch.float4_e2m1fn_x2, only=["w"])["w"].dtype == torch.float4_e2m1fn_x2
+
+
 def test_patterns_that_match_nothing_are_an_error_beside_an_empty_dict(tmp_path):
     gdsdata.save({"model": {"w": torch.ones(3)}, "optim": {"state": {}, "lr": 1.0}}, tmp_path / "x.pt")
     with pytest.raises(ValueError, match=r"only=\['modle.\*'\] matches no name .* of these: model.w, optim.lr"):

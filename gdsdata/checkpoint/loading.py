@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import fnmatch
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gdsdata.checkpoint.contents import Contents, Kind, contents_of, kind_of
+from gdsdata.checkpoint.contents import Kind, contents_of, kind_of
 from gdsdata.checkpoint.open_file import OpenFile
 from gdsdata.checkpoint.stored import Stored
 from gdsdata.checkpoint.targets import (
+    check_casts,
     check_fits,
     check_into,
     check_names,
@@ -22,7 +23,7 @@ from gdsdata.checkpoint.targets import (
     some_names,
 )
 from gdsdata.checkpoint.tensor_reader import TensorReader
-from gdsdata.checkpoint.tree import LEFT_OUT, Path, empty_containers, leaves, map_leaves, name_of, with_leaves
+from gdsdata.checkpoint.tree import LEFT_OUT, Leaf, Path, empty_containers, leaves, map_leaves, name_of, with_leaves
 from gdsdata.io.captures import wait_for_streams
 from gdsdata.io.options import EngineOptions
 from gdsdata.warn import warn
@@ -51,15 +52,20 @@ def load_new(
         from gdsdata.checkpoint.torch_zip import torch_file  # as in `contents_of`
 
         return torch_file.load(file, reader, device, weights_only)
-    contents = _contents(kind, file, device, only, make_reader, weights_only)
-    saved = map_leaves(contents.value, contents.stored_of)
-    stored = {one.path: one.value for one in leaves(saved) if isinstance(one.value, Stored)}
+    contents = contents_of(kind, file, device, make_reader, weights_only)
+    saved = {one.path: contents.stored_of(*one) for one in _chosen(file.path, contents.value, only)}
+    stored = {place: one for place, one in saved.items() if isinstance(one, Stored)}
+    if dtype is not None:
+        check_casts(file.path, stored, dtype)
     tensors = reader.tensors(stored, device)
     reader.run()
 
     casts: dict[Any, torch.Tensor] = {}  # tied tensors stay tied
 
-    def loaded(place: Path, leaf: Any) -> Any:
+    def loaded(place: Path, _: Any) -> Any:
+        if place not in saved:
+            return LEFT_OUT
+        leaf = saved[place]
         tensor = tensors.get(place, leaf)
         if dtype is None or not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
             return tensor
@@ -68,9 +74,9 @@ def load_new(
             casts[saved_as] = tensor.to(dtype)
         return casts[saved_as]
 
-    made = map_leaves(saved, loaded)
+    made = map_leaves(contents.value, loaded)
     wait_for_streams({cast.device for cast in casts.values()})
-    return made
+    return {} if made is LEFT_OUT else made
 
 
 def load_into(
@@ -96,8 +102,8 @@ def load_into(
     check_into(path, into)
     make_reader = functools.partial(TensorReader, options, verify, together)
     reader = make_reader()
-    contents = _contents(kind_of(file), file, torch.device("cpu"), only, make_reader, weights_only)
-    saved = {leaf.path: leaf.value for leaf in leaves(contents.value)}
+    contents = contents_of(kind_of(file), file, torch.device("cpu"), make_reader, weights_only)
+    saved = dict(_chosen(path, contents.value, only))
     targets = [leaf for leaf in leaves(into) if _matches(leaf.path, only)]
     asked = {target.path for target in targets}
     if asked and saved and asked.isdisjoint(saved):
@@ -123,35 +129,21 @@ def load_into(
     return with_leaves(into, others)
 
 
-def _contents(
-    kind: Kind,
-    file: OpenFile,
-    device: torch.device,
-    only: Sequence[str] | None,
-    make_reader: Callable[[], TensorReader],
-    weights_only: bool,
-) -> Contents:
-    """Return what a file holds, without the leaves whose paths match no pattern of ``only``."""
-    contents = contents_of(kind, file, device, make_reader, weights_only)
-    return contents if only is None else contents._replace(value=_chosen(file.path, contents.value, only))
-
-
 def _matches(place: Path, only: Sequence[str] | None) -> bool:
     return only is None or any(fnmatch.fnmatchcase(name_of(place), pattern) for pattern in only)
 
 
-def _chosen(path: str, saved: Any, only: Sequence[str]) -> Any:
-    """Return the saved value without the leaves whose paths do not match. Empty containers stay.
+def _chosen(path: str, saved: Any, only: Sequence[str] | None) -> list[Leaf]:
+    """Return the leaves of a saved value whose paths match, with their paths in the file.
 
     Raises:
-        ValueError: no path matches.
+        ValueError: no path matches, and no empty container's does.
     """
-    chosen = map_leaves(saved, lambda place, leaf: leaf if _matches(place, only) else LEFT_OUT)
-    if only and not any(_matches(one.path, only) for one in leaves(saved)):
-        paths = {one.path for one in leaves(saved)}
+    chosen = [one for one in leaves(saved) if _matches(one.path, only)]
+    if only and not chosen:
         # "state.*" also means an empty "state".
         empty = [one for place in empty_containers(saved) for one in (place, (*place, ""))]
         if not any(_matches(one, only) for one in empty):
-            names = some_names(paths)
+            names = some_names({one.path for one in leaves(saved)})
             raise ValueError(f"only={list(only)!r} matches no name in '{path}'. Give patterns of these: {names}")
-    return {} if chosen is LEFT_OUT else chosen
+    return chosen

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -119,7 +119,8 @@ def check_fits(
     """Check `fits` for what the file ``path`` has at ``place``.
 
     Raises:
-        ValueError: it does not fit, or only one of ``target`` and ``leaf`` is a tensor.
+        ValueError: it does not fit, torch has no cast from one to the other, or only one of
+            ``target`` and ``leaf`` is a tensor.
     """
     name, is_tensor = name_of(place), isinstance(target, torch.Tensor)
     if is_tensor and not isinstance(leaf, (Stored, torch.Tensor)):
@@ -130,6 +131,8 @@ def check_fits(
             remedy = "give a tensor, as torch.from_numpy(array) is"
         raise ValueError(f"{name} is a tensor in '{path}', and {kind_in_words(target)} in {words.tree}: {remedy}")
     if fits(target, leaf, dtype):
+        if isinstance(leaf, Stored) and target.dtype != leaf.dtype:
+            _check_cast(path, place, leaf.dtype, target.dtype)
         return
     if not has_own_memory(target) or not (isinstance(leaf, Stored) or has_own_memory(leaf)):
         raise ValueError(
@@ -145,6 +148,35 @@ def check_fits(
         f"{name} in '{path}' has shape {tuple(leaf.shape)} and dtype {leaf.dtype}, and the tensor to fill "
         f"{tuple(target.shape)} and {target.dtype}: {words.unlike}"
     )
+
+
+def check_casts(path: str, stored: Mapping[Path, Stored], dtype: torch.dtype) -> None:
+    """Check that torch casts the floating-point tensors of the file ``path`` to ``dtype``.
+
+    Raises:
+        ValueError: it does not cast one of them; the message has its name.
+    """
+    for place, one in stored.items():
+        if one.dtype != dtype and one.dtype.is_floating_point:
+            _check_cast(path, place, one.dtype, dtype)
+
+
+def _check_cast(path: str, place: Path, stored: torch.dtype, wanted: torch.dtype) -> None:
+    if not _is_cast(stored, wanted):
+        raise ValueError(
+            f"{name_of(place)} in '{path}' is of {stored}, which torch does not cast to {wanted}: leave dtype= out, "
+            "or leave this tensor out by only="
+        )
+
+
+@functools.lru_cache
+def _is_cast(stored: torch.dtype, wanted: torch.dtype) -> bool:
+    """Return whether torch casts these dtypes. It has no casts of packed elements."""
+    try:
+        torch.empty(1, dtype=stored).to(wanted)
+    except NotImplementedError:
+        return False
+    return True
 
 
 def filled_by_another_name(targets: Iterable[Leaf], saved: Container[Path]) -> set[Path]:
