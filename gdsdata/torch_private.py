@@ -94,9 +94,18 @@ def parts_of_typed_storage(storage: torch.TypedStorage) -> tuple[torch.UntypedSt
 
     They are the untyped storage, the number of elements, and the name in ``torch`` of its class in
     pickles.
+
+    Raises:
+        TypeError: pickles have no name for its dtype (uint4 and the like), which torch reports by a
+            KeyError.
     """
-    size, name = storage._size(), storage._pickle_storage_type()  # type: ignore[no-untyped-call]
-    return storage._untyped_storage, size, name
+    try:
+        name = storage._pickle_storage_type()  # type: ignore[no-untyped-call]
+    except KeyError:
+        raise TypeError(
+            f".pt files cannot have tensors of {storage.dtype}: save the bytes, tensor.view(torch.uint8)"
+        ) from None
+    return storage._untyped_storage, storage._size(), name  # type: ignore[no-untyped-call]
 
 
 def retyped_storage(storage: torch.TypedStorage, dtype: torch.dtype) -> torch.TypedStorage:

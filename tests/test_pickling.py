@@ -173,6 +173,15 @@ def test_errors_are_those_of_pythons_pickler(value, error):
     assert "a.1, of type" in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["uint1", "uint4", "int4", "int7"])
+def test_a_dtype_that_pickles_have_no_name_for_is_refused_and_not_changed(name):
+    """DLPack gives such a tensor as one of uint8 or int8."""
+    packed = torch.arange(4, dtype=torch.uint8).view(getattr(torch, name))
+    said = rf"^a\.b, of type Tensor, cannot be saved: .* torch\.{name}: .*view\(torch\.uint8\)"
+    with pytest.raises(TypeError, match=said):
+        pickle_with_storages({"a": {"b": packed}})
+
+
 def test_storages_in_two_dtypes_are_refused():
     numbers = torch.zeros(4, dtype=torch.int32)
     with pytest.raises(RuntimeError, match="view the same data as different types"):

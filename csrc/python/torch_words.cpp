@@ -52,7 +52,8 @@ TorchWords::TorchWords(const py::object& about)
       storage_address_(about.attr("storage_address")),
       storage_bytes_(about.attr("storage_bytes")),
       storage_offset_(about.attr("storage_offset")),
-      requires_grad_(owned(PyUnicode_InternFromString("requires_grad"))) {
+      requires_grad_(owned(PyUnicode_InternFromString("requires_grad"))),
+      dtype_(owned(PyUnicode_InternFromString("dtype"))) {
   for (const py::handle one : types_) {
     const auto row = py::cast<py::tuple>(one);
     by_code_.at(row[0].cast<size_t>()).at(row[1].cast<size_t>()) = {row[2].ptr(), row[3].ptr()};
@@ -72,6 +73,9 @@ std::optional<PlainTensor> TorchWords::plain(PyObject* tensor) const {
   if (type.code >= kCodes || element_bytes >= kBytes || element_bytes == 0) return std::nullopt;
   const StoredType& stored = by_code_[type.code][element_bytes];
   if (stored.dtype == nullptr) return std::nullopt;
+  // torch shows its uint1 to uint7 as uint8, and its int1 to int7 as int8.
+  const bool is_maybe_narrower = element_bytes == 1 && (type.code == kDLInt || type.code == kDLUInt);
+  if (is_maybe_narrower && owned(PyObject_GetAttr(tensor, dtype_.ptr())).ptr() != stored.dtype) return std::nullopt;
   const auto address = reinterpret_cast<uintptr_t>(data);
   const bool is_empty = std::find(shape, shape + dimensions, 0) != shape + dimensions;
   if (address == 0 && !is_empty) return std::nullopt;  // zeros without memory, as autograd makes them

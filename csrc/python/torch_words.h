@@ -73,7 +73,8 @@ class TorchWords {
   const DLPackExchangeAPI* exchange_;
   pybind11::object is_conjugate_;
   pybind11::tuple refusals_;  // functions that return something true for a tensor that is not plain
-  pybind11::object untyped_storage_, storage_id_, storage_address_, storage_bytes_, storage_offset_, requires_grad_;
+  pybind11::object untyped_storage_, storage_id_, storage_address_, storage_bytes_, storage_offset_, requires_grad_,
+      dtype_;
 };
 
 }  // namespace gdsdata
