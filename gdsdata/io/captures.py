@@ -42,7 +42,7 @@ def _has_captures() -> bool:
 
 
 def wait_for_streams(devices: Iterable[torch.device]) -> None:
-    """Wait for all work that the current streams of GPUs have so far, for other streams to see it."""
+    """Wait for all work that the current streams of GPUs have so far: others may then use it."""
     for device in devices:
         if device.type == "cuda":
             with beside_captures():
