@@ -225,6 +225,20 @@ def test_a_shard_that_is_named_by_itself_names_its_folder(tmp_path, name, head, 
     )
 
 
+def test_an_index_of_shards_that_cannot_be_read_is_not_called_missing(tmp_path, monkeypatch):
+    shard = tmp_path / "shard.00000.mds"
+    shard.write_bytes(bytes(99))
+    (tmp_path / "index.json").symlink_to("index.json")
+    said = refusal(shard)
+    assert "is a shard of MDS, and its index.json cannot be read: " in said and "symbolic links" in said
+
+    def forbidden(paths, size_bytes):
+        raise PermissionError("403 AccessDenied")
+
+    monkeypatch.setattr("gdsdata.formats.other_kinds.read_heads", forbidden)  # as of a store that lists nothing
+    assert "and its index.json cannot be read: 403 AccessDenied" in refusal(shard)
+
+
 def test_a_path_that_a_shell_would_expand_names_expanduser():
     with pytest.raises(FileNotFoundError, match=r"^~/none.npy .* of any: pass os.path.expanduser\(\) of it"):
         gdsdata.GDSDataset("~/none.npy", 1, device="cpu")

@@ -6,7 +6,6 @@ import os
 import re
 from typing import NamedTuple, NoReturn
 
-from gdsdata.errors import IoError
 from gdsdata.formats.named_splits import SPLIT_OF
 from gdsdata.formats.parsers import magics
 from gdsdata.storage.heads import read_heads
@@ -121,8 +120,10 @@ def _about_index_in(folder: str) -> str:
     index = os.path.join(folder, magics.SHARDS_INDEX)
     try:
         (head,), _, _ = read_heads([index], magics.HEAD_BYTES)
-    except (FileNotFoundError, IoError):
+    except FileNotFoundError:
         return f"and its {magics.SHARDS_INDEX} is missing: fetch that file too. Writers of shards write it last"
+    except OSError as error:
+        return f"and its {magics.SHARDS_INDEX} cannot be read: {error}"
     if magics.is_mds(head, index) or magics.is_litdata(head, index):
         return f"which its {magics.SHARDS_INDEX} describes: pass {folder!r}, which has both"
     return f"and its {magics.SHARDS_INDEX} is damaged (it begins with {head[:8]!r}): fetch that file again"
