@@ -47,9 +47,8 @@ class RangeRead::Attempt final : public HttpReceiver {
 
   // Begins where an earlier redirect led, if there was one.
   bool begin() {
-    std::string kept = owner_.object_->redirect();
-    is_at_kept_redirect_ = !kept.empty();
-    return start(is_at_kept_redirect_ ? std::move(kept) : owner_.access_->url);
+    kept_redirect_ = owner_.object_->redirect();
+    return start(kept_redirect_.empty() ? owner_.access_->url : kept_redirect_);
   }
 
   bool start(std::string url) {
@@ -110,6 +109,10 @@ class RangeRead::Attempt final : public HttpReceiver {
   void deliver() { delivers_ = true; }
   uint64_t received() const { return received_; }
   bool answered() const { return head_.status != 0; }
+  void drop_redirects(bool is_refused) const {
+    owner_.object_->drop_redirect(kept_redirect_, is_refused);
+    owner_.object_->drop_redirect(url_, is_refused);
+  }
 
  private:
   void judge(const HttpEnd& end) {
@@ -131,9 +134,9 @@ class RangeRead::Attempt final : public HttpReceiver {
     if (verdict.action != Verdict::Action::kTake)
       verdict.reason = without_words(std::move(verdict.reason), secret_words(*owner_.access_));
     throttled_ = verdict.action == Verdict::Action::kRetryThrottled;
-    if (is_at_kept_redirect_ && verdict.action != Verdict::Action::kTake && !throttled_) {
-      owner_.object_->drop_redirect(verdict.action != Verdict::Action::kRetry);
-      verdict.action = Verdict::Action::kRetry;  // the access itself was not refused
+    if (!kept_redirect_.empty() && verdict.action != Verdict::Action::kTake) {
+      drop_redirects(!throttled_ && verdict.action != Verdict::Action::kRetry);
+      if (!throttled_) verdict.action = Verdict::Action::kRetry;  // the access itself was not refused
     }
     owner_.attempt_ended(*this, std::move(verdict));
   }
@@ -162,7 +165,7 @@ class RangeRead::Attempt final : public HttpReceiver {
   const Clock::time_point begun_;
   HttpReactor::Exchange exchange_ = HttpReactor::kNone;
   std::string url_;    // after redirects
-  bool is_at_kept_redirect_ = false;
+  std::string kept_redirect_;  // where it began, if an earlier redirect led there
   unsigned hops_ = 0;  // redirects; it keeps its place in the first host's window
   HttpHead head_;
   std::string reason_;
@@ -298,10 +301,12 @@ void RangeRead::end_stalled_attempt() {
   const auto patience = std::to_string(client_->options().stall_timeout.count());
   reactor().drop(hedge_);
   for (std::unique_ptr<Attempt>* const one : {&attempt_, &second_}) {
-    if (*one != nullptr) note_end_of(**one);
+    if (*one != nullptr) {
+      note_end_of(**one);
+      (*one)->drop_redirects(/*is_refused=*/false);  // their server may be dead
+    }
     one->reset();
   }
-  object_->drop_redirect(/*is_refused=*/false);  // its server may be dead
   doubts_connections_ = true;
   retry({Verdict::Action::kRetry, "the server sent nothing for " + patience + " ms, or too little by the deadline",
          ErrorCode::kIo, ETIMEDOUT});

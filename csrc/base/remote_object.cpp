@@ -178,9 +178,10 @@ void RemoteObject::keep_redirect(std::string url) {
   redirect_ends_ = std::chrono::steady_clock::now() + kRedirectLife;
 }
 
-void RemoteObject::drop_redirect(bool is_refused) {
+void RemoteObject::drop_redirect(std::string_view url, bool is_refused) {
   std::lock_guard lock(mutex_);
-  if (is_refused && !redirect_.empty()) ++redirects_refused_;
+  if (redirect_.empty() || redirect_ != url) return;  // another range has dropped it, or has a newer one
+  if (is_refused) ++redirects_refused_;
   redirect_.clear();
 }
 

@@ -76,8 +76,8 @@ class RemoteObject : public std::enable_shared_from_this<RemoteObject> {
   // counts them. Empty: nowhere, or it is too old.
   std::string redirect() const;
   void keep_redirect(std::string url);
-  // Forgets it, because a request there was refused, or failed otherwise.
-  void drop_redirect(bool is_refused);
+  // Forgets it if it led to `url`, because a request there was refused, or failed otherwise.
+  void drop_redirect(std::string_view url, bool is_refused);
 
  private:
   void answer(const std::shared_ptr<const ObjectAccess>& access, const std::optional<Error>& error);

@@ -2,10 +2,14 @@
 #include <dlfcn.h>
 #include <netdb.h>
 
+#include <atomic>
+#include <condition_variable>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "range_reading.h"
 
@@ -100,6 +104,60 @@ TEST_F(RangeAttempts, RedirectsThatServeOneRequestEachAreSoonAskedForEachTime) {
   });
   for (int i = 0; i < 10; ++i) expect_right(read());
   EXPECT_EQ(server_->requests(), 10U * 2 + 3);
+}
+
+TEST_F(RangeAttempts, OneRedirectThatEndsForManyRangesCountsOnce) {
+  constexpr unsigned kRanges = 4;
+  struct Served {
+    std::mutex mutex;
+    std::condition_variable changed;
+    unsigned origin = 0, at_first = 0, later = 0;
+  };
+  const auto served = std::make_shared<Served>();
+  serve(
+      [served](const RangeServer& server, const Asked& asked) {
+        std::unique_lock lock(served->mutex);
+        if (asked.head.find("GET /place") == std::string::npos) {
+          return redirect_to("/place" + std::to_string(served->origin++));
+        }
+        if (asked.head.find("GET /place0 ") == std::string::npos) {
+          ++served->later;
+        } else if (const unsigned before = served->at_first++; before > 0) {
+          // The first place has ended. Each range learns of it when another one has a new place.
+          served->changed.notify_all();
+          served->changed.wait_for(lock, 2s, [&] { return served->at_first > kRanges && served->later >= before - 1; });
+          return Answer{"HTTP/1.1 403 x\r\nContent-Length: 0\r\n\r\n", {}};
+        }
+        served->changed.notify_all();
+        return server.usual(asked);
+      },
+      patient());
+  expect_right(read());
+  std::vector<std::future<Outcome>> ranges;
+  for (unsigned i = 0; i < kRanges; ++i) ranges.push_back(begin(kRange));
+  for (auto& range : ranges) expect_right(range.get());
+  const auto asked = [&] {
+    const std::lock_guard lock(served->mutex);
+    return served->origin;
+  };
+  const unsigned before = asked();
+  for (int i = 0; i < 3; ++i) expect_right(read());
+  EXPECT_EQ(asked(), before);
+}
+
+TEST_F(RangeAttempts, ARangeLeavesARedirectToAServerThatIsTooBusy) {
+  auto origin = std::make_shared<std::atomic<unsigned>>(0);
+  serve([origin](const RangeServer& server, const Asked& asked) {
+    if (asked.head.find("GET /mirror") == std::string::npos) {
+      return redirect_to("/mirror" + std::to_string((*origin)++));
+    }
+    if (asked.number >= 2 && asked.head.find("GET /mirror0 ") != std::string::npos) {
+      return Answer{"HTTP/1.1 503 x\r\nContent-Length: 0\r\n\r\n", {}};
+    }
+    return server.usual(asked);
+  });
+  for (int i = 0; i < 3; ++i) expect_right(read());
+  EXPECT_EQ(*origin, 2U);
 }
 
 TEST_F(RangeAttempts, ARedirectWithoutAnEndIsAnError) {
