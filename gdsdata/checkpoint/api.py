@@ -150,9 +150,10 @@ def load(
     Args:
         path: of the file, or the URL of an object.
         device: of the loaded tensors, whatever device they were saved from. Not used with ``into``.
-        only: shell patterns ("layers.0.*"). Values whose names match none are left out. They are
-            not read either, if all data of the file belongs to plain tensors. Other objects, and
-            tensors that are not plain (sparse, quantized), need all of the file. None: everything.
+        only: shell patterns ("layers.0.*"). Values whose names match none are left out, also of
+            lists, which get shorter. In ``into`` they stay as they are. They are not read either,
+            if all data of the file belongs to plain tensors. Other objects, and tensors that are
+            not plain (sparse, quantized), need all of the file. None: everything.
         dtype: the dtype of the result's floating-point tensors; they are cast on the device.
             Casts share memory only if they were the same tensor. None: as they were saved.
         into: a tree of dicts, lists and tuples, as ``state_dict()`` returns it. Its tensors are
@@ -197,8 +198,8 @@ def load(
             different versions of it.
         ValueError: ``only`` matches no name; ``into`` has other names, shapes or (without
             ``dtype``) dtypes; or a tensor of ``into`` is on the meta device, or its memory was
-            freed. With ``group``: ranks give different ``verify``, ``weights_only`` or ``once``, or
-            make different calls.
+            freed. Torch has no cast of a tensor to ``dtype``. With ``group``: ranks give different
+            ``verify``, ``weights_only`` or ``once``, or make different calls.
         RankLost: a rank of ``group`` has ended, or was silent for five times
             ``options.stall_timeout_s``. A rank that reads is not silent.
         TypeError: an argument has another type, such as several paths, or a module as ``into``.
