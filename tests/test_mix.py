@@ -300,8 +300,10 @@ def test_numbers_of_batches_that_no_number_of_ranks_makes_are_refused(folder):
     for wrong in ([21, 11, 6], [24, 11, 6], [True, 11, 6], [23, 11], None, "23"):
         with pytest.raises(ValueError, match="of another mix: (weights|source_batches) was"):
             Mix(sources(folder, sizes=(4, 4, 4))).load_state_dict({**state, "source_batches": wrong})
-    with pytest.raises(ValueError, match="of another mix: weights was"):
+    with pytest.raises(ValueError, match=r"another mix: weights was .* is \[1.0, 1.0, 1.0\]. Make .* weights=\["):
         Mix(sources(folder, sizes=(4, 4, 4)), (1, 1, 1)).load_state_dict(state)
+    with pytest.raises(ValueError, match="another mix: stop was 'first_exhausted' and is 5. Make .* stop='first"):
+        Mix(sources(folder, sizes=(4, 4, 4)), stop=5).load_state_dict(state)
 
 
 def test_a_state_of_another_mix_is_refused(folder):

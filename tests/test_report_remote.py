@@ -73,6 +73,7 @@ def test_a_cache_that_is_filled_waits_for_the_network(faults, tmp_path):
     finally:
         engine.use_cache(None, 0, MIB)
     assert report.limiter == NETWORK and report.network["gb_per_s"] > 0
+    assert "cache= with room for all of it (cache_bytes=)" in report.suggestion, "it has one, of 1 GiB"
     assert first["cache_fill"] > 0 and sum(first.values()) == 4 * MIB
     assert again["cache_fill"] == first["cache_fill"] and sum(again.values()) == 8 * MIB
 

@@ -203,7 +203,8 @@ class Mix(EpochDataset):
                 order = self._order_of(said)
         for key, now in self._identity(order).items():
             if state.get(key) != now:
-                raise ValueError(f"the state is of another mix: {key} was {state.get(key)!r} and is {now!r}")
+                remedy = "" if key == "source_batches" else f". Make the Mix with {key}={state.get(key)!r} to resume it"
+                raise ValueError(f"the state is of another mix: {key} was {state.get(key)!r} and is {now!r}{remedy}")
         return order
 
     def _load_sources(self, state: dict[str, Any]) -> None:

@@ -243,8 +243,9 @@ _SUGGESTIONS = {
     HANDING_OVER: "batches are ready, but each takes the loop time to get: try larger ones",
     SMALL_READS: 'shuffle="lanes" reads large pieces; or raise EngineOptions.queue_depth',
     STORAGE: "the disk is as fast as it gets: put the files on faster storage, or into memory that caches them",
-    NETWORK: "cache= keeps the bytes for the next epoch, a machine in the region of the data is nearer, and more "
-    "processes have more connections; python -m gdsdata.doctor URL measures the way",
+    NETWORK: "cache= with room for all of it (cache_bytes=) keeps the bytes for the next epoch, a machine in the "
+    "region of the data is nearer, and more processes have more connections; "
+    "python -m gdsdata.doctor URL measures the way",
     THROTTLED: "read with fewer processes, cache=, spread the objects over more prefixes, or ask for a higher limit",
     LINK: "copies to the GPU wait for its link: fewer bytes a sample (a smaller dtype) would help",
     CPU: "the processor copies, converts or decodes: more cores or EngineOptions.workers would help",
