@@ -244,7 +244,10 @@ class TestSamples:
 
     def test_a_field_that_no_sample_has_is_refused(self, tmp_path):
         path = shard(tmp_path / "a.tar", [("0.jpg", b""), ("0.cls", b"")])
-        with pytest.raises(ValueError, match="no sample of .*a.tar .* has the field 'png': they have 'jpg', 'cls'"):
+        with pytest.raises(
+            ValueError,
+            match="no sample of .*a.tar .* has the field 'png': they have 'jpg', 'cls', and the key as '__key__'",
+        ):
             index(path, fields=("jpg", "png"))
 
     def test_files_without_samples_are_refused(self, tmp_path):

@@ -114,7 +114,7 @@ class Tar:
             if extents.lacks_everywhere(field):
                 raise ValueError(
                     f"no sample of {paths[0]} (of {len(paths)} files) has the field {name!r}: they have "
-                    f"{', '.join(map(repr, extensions))}"
+                    f"{', '.join(map(repr, extensions))}, and the key as '__key__'"
                 )
         if self.fields is None:
             _warn_of_other_fields({name: path for name, path in extensions.items() if name not in names}, names)

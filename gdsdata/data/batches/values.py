@@ -117,9 +117,12 @@ class FieldValues:
             return self._made_of(name, [of_all[i] for i in wanted]) if len(wanted) else []
         except Undecodable as error:
             place = wanted[error.sample]
-            reason = f"cannot be decoded: {self._other_file(read, k, place) or error}"
+            why = self._other_file(read, k, place) or str(error).rstrip(" .")
+            reason = f"cannot be decoded: {why}"
             if isinstance(self._index, TableIndex) and not sizes[place]:
                 reason = f'is null or empty, which {reason}. Pass on_error="skip", or a function as the decoder'
+            else:
+                reason = f'{reason}. Write the sample again, or pass on_error="skip", which leaves such samples out'
             raise self._index.damaged(int(read.samples[place]), k, reason) from error
 
     def _other_file(self, read: FieldBytes, k: int, place: int) -> str | None:
