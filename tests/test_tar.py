@@ -184,6 +184,7 @@ class TestSamples:
             [f"{i}.x" for i in [*range(20), *range(20)]],  # the same samples twice
             [*(f"{i}.{field}" for i in range(40) for field in ("jpg", "cls")), "0.txt", "1.txt"],  # a few parts
             ["about.json", *(f"{i}.jpg" for i in range(2)), "about.txt"],
+            ["0.jpg", "1.png", "0.png", "1.jpg", "0.jpg", "1.png"],  # keys that begin anew, as of joined tars
         ],
     )
     def test_tars_of_unlike_samples_are_read_as_they_are(self, tmp_path, names):
