@@ -534,6 +534,8 @@ class TestErrors:
         with pytest.raises(kind, match="(?s)^Caught .* in DataLoader worker process 0.*: not read") as caught:
             of_worker.reraise()
         assert caught.type is kind
+        if issubclass(kind, OSError):
+            assert caught.value.errno == errno.EIO  # torch passes the words alone
 
     def test_an_io_error_is_an_os_error_that_shows_its_message(self):
         error = IoError(errno.EIO, "reading failed", "a.bin", 512, 4096)
