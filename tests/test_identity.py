@@ -189,6 +189,18 @@ def test_names_count_from_the_folder_in_common(paths, names):
     assert relative_names(paths) == names
 
 
+def test_files_that_urls_name_in_their_queries_differ_and_no_secret_is_kept():
+    def names(query: str) -> list[str]:
+        return relative_names([f"https://host/get?f=a0.npy&{query}", f"https://host/get?f=a1.npy&{query}"])
+
+    assert len({*names("token=secret"), *names("token=other")}) == 4
+    assert not any("secret" in name or "a0" in name for name in names("token=secret"))
+    signed = (
+        "X-Amz-Algorithm=A&X-Amz-Credential=C&X-Amz-Date=D&X-Amz-Expires=9&X-Amz-SignedHeaders=host&X-Amz-Signature="
+    )
+    assert names(signed + "1") == names(signed + "2")
+
+
 def extents(begins, lengths):
     return Extents.of(np.array(begins), np.array(lengths))
 

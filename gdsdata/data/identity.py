@@ -22,7 +22,7 @@ from gdsdata.data.split import Split
 from gdsdata.formats.extents import Extents
 from gdsdata.formats.index import Format, SampleIndex
 from gdsdata.formats.unpacking import is_unpacked
-from gdsdata.io.engine import warn_once
+from gdsdata.io.engine import unsigned_url, warn_once
 from gdsdata.storage.urls import have_urls, without_query
 
 _DIGEST_BYTES = 8
@@ -111,12 +111,13 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 def relative_names(paths: Sequence[str]) -> list[str]:
     """Return the files' names from the folder on that they have in common.
 
-    URLs count without their queries. A query may be a signature, which is a secret, and which is
-    another one at the next start. A shard that was unpacked (`formats.unpacking`) lies under a name
-    that depends on its folder: it counts without one.
+    A signature in a URL does not count: it is a secret, and another one at the next start. The rest
+    of a query may name the object, or be a secret too, so its digest counts. A shard that was
+    unpacked (`formats.unpacking`) lies under a name that depends on its folder: it counts without
+    one.
     """
     if have_urls(paths):
-        paths = list(map(without_query, paths))
+        paths = list(map(_without_secrets, paths))
     named = [path for path in paths if not is_unpacked(path)]
     if not named:
         return ["(unpacked)"] * len(paths)
@@ -125,6 +126,13 @@ def relative_names(paths: Sequence[str]) -> list[str]:
     same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))
     begin = sum(len(part) + 1 for part, _ in same)
     return ["(unpacked)" if is_unpacked(path) else path[begin:] for path in paths]
+
+
+def _without_secrets(path: str) -> str:
+    if (plain := without_query(path)) == path:
+        return path
+    query = unsigned_url(path)[len(plain) :]
+    return plain + ("?" + hashlib.sha256(query.encode()).hexdigest()[:16] if query else "")
 
 
 def described(format: Format) -> str:
