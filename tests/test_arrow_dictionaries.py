@@ -228,6 +228,7 @@ class TestDamage:
         monkeypatch.setattr(dictionaries, "_LARGEST_BYTES", 10**6)
         values = pa.DictionaryArray.from_arrays(pa.array([0] * 1000, pa.int8()), ["x" * 10_000])
         path = write(tmp_path / "a.arrow", pa.table({"x": values}), rows_a_batch=1000)
+        read_all(write(tmp_path / "b.arrow", pa.table({"x": ["imports what reads tables"]})))
         with few_bytes_of_python(2**20), pytest.raises(ValueError, match=r"10000000 bytes in the 1000 rows.*columns="):
             read_all(path)
 
