@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import gdsdata
+from gdsdata.checkpoint import loading, tensor_reader
 from gdsdata.checkpoint.background.save_job import SaveJob
 from gdsdata.checkpoint.threads import DaemonThreads
 from gdsdata.io import captures
@@ -80,3 +81,19 @@ def test_on_gpus_of_another_maker_saves_loads_and_threads_ask_no_driver(monkeypa
     gdsdata.save({"a": torch.ones(3)}, tmp_path / "a.pt")
     assert torch.equal(gdsdata.load(tmp_path / "a.pt")["a"], torch.ones(3))
     captures.stay_beside_captures()
+
+
+@pytest.mark.parametrize("ending", ["safetensors", "pt"])
+def test_a_load_that_casts_or_copies_waits_for_its_streams(tmp_path, monkeypatch, ending):
+    waited = []
+    for module in (loading, tensor_reader):
+        monkeypatch.setattr(module, "wait_for_streams", waited.extend)
+    path = tmp_path / f"a.{ending}"
+    gdsdata.save({"a": torch.ones(3)}, path)
+    gdsdata.load(path)
+    gdsdata.load(path, into={"a": torch.zeros(3)})
+    assert waited == []
+    gdsdata.load(path, dtype=torch.float64)
+    assert waited == [torch.device("cpu")]
+    gdsdata.load(path, into={"a": torch.zeros(3, dtype=torch.float64)}, dtype=torch.float64)
+    assert waited == [torch.device("cpu")] * 2

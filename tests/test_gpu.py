@@ -446,18 +446,28 @@ def test_graphs_are_captured_while_another_thread_saves_and_loads(tmp_path):
 # -------------------------------------------------------------------------------------------------- casts of loads
 
 
-def test_values_that_a_load_casts_are_in_place_for_every_stream(tmp_path):
-    path, saved = tmp_path / "a.safetensors", torch.randn(128 * MIB // 4, device="cuda")
-    gdsdata.save({"a": saved}, path)
-    targets = {"a": torch.zeros_like(saved, dtype=torch.float64)}
+def test_values_that_a_load_casts_are_in_place_for_every_stream(tmp_path, monkeypatch):
+    saved = {"a": torch.randn(MIB, device="cuda")}
+    gdsdata.save(saved, tmp_path / "a.safetensors")
+    targets = {"a": torch.zeros(MIB, dtype=torch.float64, device="cuda")}
+    for name in ("to", "copy_"):  # each lasts longer than what follows it in a load
+        slow = slow_on_the_stream(getattr(torch.Tensor, name))
+        monkeypatch.setattr(torch.Tensor, name, slow)
     for load in (
-        lambda: gdsdata.load(path, device="cuda", dtype=torch.float64),
-        lambda: gdsdata.load(path, into=targets, dtype=torch.float64),
+        lambda: gdsdata.load(tmp_path / "a.safetensors", device="cuda", dtype=torch.float64),
+        lambda: gdsdata.load(tmp_path / "a.safetensors", into=targets, dtype=torch.float64),
     ):
-        for _ in range(3):  # a cast takes as long as some calls from Python
-            loaded = load()
-            assert torch.cuda.current_stream().query()
-        assert torch.equal(loaded["a"], saved.double())
+        loaded = load()
+        assert torch.cuda.current_stream().query()
+        assert torch.equal(loaded["a"], saved["a"].double())
+
+
+def slow_on_the_stream(work):
+    def call(tensor, *args, **named):
+        torch.cuda._sleep(SHORT)
+        return work(tensor, *args, **named)
+
+    return call
 
 
 # ------------------------------------------------------------------------------------------------------- residency

@@ -625,13 +625,14 @@ def test_other_threads_run_while_one_waits_for_a_batch(tmp_path, storage):
     assert ticks > 10 and waiting.result().shape == (4, RECORD_BYTES)
 
 
-FORKS_DURING_AN_IMPORT = """
-import importlib, os, signal, sys, threading, time
+# Importing `gdsdata.slow` or `slow` lasts until a fork.
+SLOW_MODULES = """
+import importlib, os, signal, sys, threading, time, types
 from importlib.machinery import ModuleSpec
 
 class Slow:
     def find_spec(self, name, path, target=None):
-        return ModuleSpec(name, self) if name == "gdsdata.slow" else None
+        return ModuleSpec(name, self) if name in ("gdsdata.slow", "slow") else None
     def create_module(self, spec):
         return None
     def exec_module(self, module):
@@ -641,6 +642,8 @@ class Slow:
 
 begun, forking = threading.Event(), threading.Event()
 sys.meta_path.insert(0, Slow())
+"""
+FORKS_DURING_AN_IMPORT = f"""{SLOW_MODULES}
 import gdsdata.io.engine
 os.register_at_fork(before=forking.set)  # called before those that were registered earlier
 other = threading.Thread(target=importlib.import_module, args=["gdsdata.slow"])
@@ -659,20 +662,9 @@ def test_a_child_that_is_forked_while_a_thread_imports_a_module_can_import_it_to
     assert run_script(FORKS_DURING_AN_IMPORT) == (0, "0\n", "")
 
 
-FORKS_DURING_A_FIRST_CALL = """
-import importlib, os, signal, sys, threading, time, types
-from importlib.machinery import ModuleSpec
-
-class Slow:
-    def find_spec(self, name, path, target=None):
-        return ModuleSpec(name, self) if name == "slow" else None
-    def create_module(self, spec):
-        return None
-    def exec_module(self, module):
-        begun.set()
-        forking.wait()
-        time.sleep(0.2)  # until after a fork that does not wait
-
+FORKS_DURING_A_FIRST_CALL = (
+    SLOW_MODULES
+    + """
 class Credentials:
     token, expires_on, expiry, access_key, secret_key = "token", 4e9, None, "key", "secret"
     def __init__(self, **named):
@@ -689,8 +681,6 @@ def package(name, **attributes):
     sys.modules[name] = module = types.ModuleType(name)
     vars(module).update(attributes)
 
-begun, forking = threading.Event(), threading.Event()
-sys.meta_path.insert(0, Slow())
 package("azure.identity", DefaultAzureCredential=Credentials)
 package("google.auth", default=lambda **named: (Credentials(), "project"))
 package("botocore.session", Session=Credentials)
@@ -711,6 +701,7 @@ if (child := os.fork()) == 0:
 other.join()
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
+)
 
 
 @pytest.mark.parametrize("scheme", ["az", "gs", "s3"])
