@@ -204,8 +204,9 @@ inline constexpr size_t kCrcLaneBytes = 2048;
 // for a page by itself (H200). `case=load device=cuda` of a file in tmpfs shows it: 45 to 50 GB/s
 // by this rule, 22 to 30 if all is mapped at once.
 inline constexpr std::chrono::nanoseconds kCheapPage{40};
-// After a slow mapping, one range in so many is tried again. Not measured by itself.
-inline constexpr uint32_t kMappingTriedEvery = 8;
+// A try that did not pay is made again once in so many times: to map a range, or to look for one in
+// the page cache of a file whose pages Linux hides. Not measured by itself.
+inline constexpr uint32_t kTriedEvery = 8;
 // Longer mappings are unmapped on a thread of their own: that takes 0.3 to 60 ms per GiB, depending
 // on their folios. Two cores, a load of 2 GiB: 5 to 7 ms less.
 inline constexpr uint64_t kLongToUnmapBytes = 256 << 20;

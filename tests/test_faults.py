@@ -451,6 +451,24 @@ def test_a_folder_that_may_not_be_read_is_an_io_error(open_folder):
     assert error.path == str(open_folder) and "Permission denied" in str(error)
 
 
+def routes_of_another_users_file(path: Path, is_warm: bool) -> tuple[np.ndarray, set[str]]:
+    (warm_cache if is_warm else drop_cache)(path)
+    as_nobody()
+    dataset = GDSDataset(path, 64, Records("u1", (4096,)), shuffle=False, device="cpu")
+    batches = np.concatenate(arrays(dataset))
+    return batches, {route for route, count in dataset.stats()["bytes"].items() if count}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_a_file_of_another_user_is_read_from_storage_where_it_is_not_in_memory(open_folder):
+    path = open_folder / "0.bin"
+    expected = write_records(path, 4096, 4096)
+    require_direct(path)
+    for is_warm, only in ((False, {"direct"}), (True, {"page_cache"})):
+        got, routes = in_new_process(routes_of_another_users_file, path, is_warm)
+        assert np.array_equal(got, expected) and routes == only, is_warm
+
+
 # -------------------------------------------------------------------------------------------- O_DIRECT is refused
 
 

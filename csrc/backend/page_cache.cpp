@@ -1,6 +1,5 @@
 #include "backend/page_cache.h"
 
-#include <sys/resource.h>
 #include <sys/uio.h>
 
 #include <algorithm>
@@ -59,6 +58,7 @@ bool resident(File& file, Mapping& mapping, const Transfer& transfer) {
   const size_t last = (transfer.offset + transfer.length - 1) / Mapping::kRegionBytes;
   for (size_t region = first; region <= last; ++region) {
     if (mapping.region_known_resident(region)) continue;
+    if (file.hides_pages()) return false;  // see read_hidden
     const uint64_t offset = region * Mapping::kRegionBytes;
     const uint64_t length = std::min(Mapping::kRegionBytes, mapping.size_bytes() - offset);
     if (file.residency(offset, length) != File::Residency::kAll) {
@@ -77,6 +77,7 @@ File::Residency long_residency(File& file, const Transfer& transfer) {
   for (uint64_t done = 0; done < transfer.length; done += tuning::kResidencyStretchBytes) {
     const File::Residency page = file.residency(transfer.offset + done, 1);
     if (done == 0) first = page;
+    if (page == File::Residency::kNone && file.hides_pages()) return page;  // each question reads a page
     if (page != first) return file.residency(transfer.offset, transfer.length);
   }
   return first;
@@ -117,13 +118,6 @@ std::pair<uint64_t, uint64_t> mapped_around(const Mapping& mapping, uint64_t byt
   return {begin, std::min(begin + Mapping::kRegionBytes, mapping.size_bytes()) - 1};
 }
 
-// Page faults of this thread that read from storage.
-long count_major_faults() {
-  rusage usage{};
-  ::getrusage(RUSAGE_THREAD, &usage);
-  return usage.ru_majflt;
-}
-
 // The page cache has blocks of the local cache too.
 Route route_of(const File& file) { return file.remote() == nullptr ? Route::kPageCache : Route::kLocalCache; }
 
@@ -157,6 +151,8 @@ std::optional<Error> PageCache::serve(std::span<const Transfer> transfers, std::
       }
     } else if (resident(file, *mapping, transfer)) {
       copies_.push_back({&transfer, &file, mapping, route_of(file)});
+    } else if (file.hides_pages()) {
+      read_hidden(file, *mapping, transfer, conversion, left, bytes);
     } else if (is_small_hole(file, *mapping, transfer)) {
       copies_.push_back({&transfer, &file, mapping, Route::kBuffered});  // by a page fault
     } else {
@@ -250,10 +246,44 @@ void PageCache::read_resident(File& file, const Transfer& transfer, File::Reside
     const bool ask = resident || whole == File::Residency::kUnknown;
     const uint64_t served = ask ? read_now(file, part, conversion, resident) : 0;
     bytes[route_of(file)] += served;
-    if (served < part.length) {
-      left.push_back(
-          {part.file, part.offset + served, part.length - served, part.memory + result_bytes(conversion, served)});
-    }
+    if (served == part.length) continue;
+    // Where nothing is known, each further step that fails would request pages.
+    const bool is_last = whole == File::Residency::kUnknown;
+    const uint64_t missing = (is_last ? transfer.length - done : part.length) - served;
+    left.push_back({part.file, part.offset + served, missing, part.memory + result_bytes(conversion, served)});
+    if (is_last) return;
+  }
+}
+
+// A short transfer, of which Linux does not show what is in memory. If all of it is, the regions of
+// the mapping that it touches are taken for resident.
+void PageCache::read_hidden(File& file, Mapping& mapping, const Transfer& transfer, Conversion conversion,
+                            std::vector<Transfer>& left, RouteBytes& bytes) {
+  if (!file.hidden_trial().is_due()) {
+    left.push_back(transfer);
+    return;
+  }
+  const size_t left_before = left.size();
+  const bool reads = file.pages_seen_by() == PagesSeenBy::kReading;
+  if (reads) {
+    read_resident(file, transfer, File::Residency::kUnknown, conversion, left, bytes);
+  } else if (file.residency(transfer.offset, transfer.length) == File::Residency::kAll) {
+    copies_.push_back({&transfer, &file, &mapping, route_of(file)});
+  } else {
+    left.push_back(transfer);
+  }
+  const bool all_there = left.size() == left_before;
+  file.hidden_trial().ended(all_there);
+  if (!all_there) return;
+  scratch_.resize(std::max(scratch_.size(), Mapping::kRegionBytes));
+  const size_t last = (transfer.offset + transfer.length - 1) / Mapping::kRegionBytes;
+  for (size_t region = transfer.offset / Mapping::kRegionBytes; region <= last; ++region) {
+    const uint64_t offset = region * Mapping::kRegionBytes;
+    const Transfer whole{transfer.file, offset, std::min(Mapping::kRegionBytes, mapping.size_bytes() - offset),
+                         scratch_.data()};
+    if (mapping.region_known_resident(region)) continue;
+    if (reads && read_now(file, whole, Conversion::kNone, false) < whole.length) continue;
+    mapping.mark_region_resident(region);
   }
 }
 

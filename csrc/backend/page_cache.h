@@ -47,6 +47,8 @@ class PageCache {
   std::optional<Error> check_size(std::span<const Copy> of_one_file);
   void read_resident(File& file, const Transfer& transfer, File::Residency whole, Conversion conversion,
                      std::vector<Transfer>& left, RouteBytes& bytes);
+  void read_hidden(File& file, Mapping& mapping, const Transfer& transfer, Conversion conversion,
+                   std::vector<Transfer>& left, RouteBytes& bytes);
   uint64_t read_now(File& file, const Transfer& part, Conversion conversion, bool known_resident);
 
   const Into into_;

@@ -49,7 +49,7 @@ int make_ring(unsigned entries, io_uring& ring) {
   constexpr unsigned kSubmitterOnly = IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN;  // Linux 6.1
   int result = 0;
   for (const unsigned flags : {kSubmitterOnly, static_cast<unsigned>(IORING_SETUP_COOP_TASKRUN), 0U}) {
-    open_descriptor(
+    with_descriptors(
         [&] {
           result = io_uring_queue_init(entries, &ring, flags);
           errno = -result;

@@ -39,6 +39,16 @@ void make_place_for(size_t count) {
   const Descriptor of_its_place(::fcntl(lowest.get(), F_DUPFD_CLOEXEC, static_cast<int>(highest)));
 }
 
+// Returns another number for a descriptor that has a standard stream's.
+int beside_standard_streams(int fd) {
+  if (fd < 0 || fd > STDERR_FILENO) return fd;
+  const int moved = ::fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+  const int refusal = errno;
+  ::close(fd);
+  errno = refusal;
+  return moved;
+}
+
 }  // namespace
 
 // Order of locks: this one, then a cache's own, then that of the pins.
@@ -127,11 +137,11 @@ void Descriptor::reset() {
 
 bool is_out_of_descriptors(int system_errno) { return system_errno == EMFILE || system_errno == ENFILE; }
 
-int open_descriptor(const std::function<int()>& open, WhenTaken when_taken) {
+int with_descriptors(const std::function<int()>& call, WhenTaken when_taken) {
   const auto begun = std::chrono::steady_clock::now();
   while (true) {
-    const int fd = open();
-    if (fd >= 0 || !is_out_of_descriptors(errno)) return fd;
+    const int result = call();
+    if (result >= 0 || !is_out_of_descriptors(errno)) return result;
     const int refusal = errno;
     if (caches().make_idle(nullptr, /*closes=*/true)) continue;
     const std::chrono::milliseconds patience = caches().has_used_files() ? kPatience : kPatienceWithoutUsers;
@@ -139,6 +149,10 @@ int open_descriptor(const std::function<int()>& open, WhenTaken when_taken) {
     if (when_taken == WhenTaken::kGiveUp || std::chrono::steady_clock::now() >= begun + patience) return -1;
     std::this_thread::sleep_for(kLooksAgain);
   }
+}
+
+int open_descriptor(const std::function<int()>& open, WhenTaken when_taken) {
+  return with_descriptors([&] { return beside_standard_streams(open()); }, when_taken);
 }
 
 size_t most_cached_descriptors() {

@@ -37,8 +37,13 @@ bool is_out_of_descriptors(int system_errno);
 // again: two such threads that wait for each other would never end.
 enum class WhenTaken { kWait, kGiveUp };
 
-// Calls `open`, which returns a descriptor, or -1 and errno. While no descriptor is left, closes
-// idle files of all caches and calls it again, for up to 30 seconds. Returns the last result.
+// Makes a call that needs descriptors, and returns -1 and errno if it fails. While no descriptor is
+// left, closes idle files of all caches and makes it again, for up to 30 seconds. Returns the last
+// result.
+int with_descriptors(const std::function<int()>& call, WhenTaken when_taken = WhenTaken::kWait);
+
+// The same for a call that returns a descriptor. The result is never that of a standard stream,
+// which a program may have closed: what it prints would go into the file.
 int open_descriptor(const std::function<int()>& open, WhenTaken when_taken = WhenTaken::kWait);
 
 // The limit on the descriptors of open files while caches keep idle ones open. It is half of

@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <linux/stat.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/vfs.h>
 #include <unistd.h>
@@ -66,37 +65,6 @@ uint64_t ask_direct_alignment(int fd) {
   return page_bytes();
 }
 
-struct CachestatRange {
-  uint64_t offset, length;
-};
-struct Cachestat {
-  uint64_t cached, dirty, writeback, evicted, recently_evicted;
-};
-constexpr long kSysCachestat = 451;  // since Linux 6.5, the same number on every architecture
-
-// The pages that contain a range of bytes.
-struct PageRange {
-  PageRange(uint64_t offset, uint64_t length)
-      : first(offset / page_bytes()), count((offset + length + page_bytes() - 1) / page_bytes() - first) {}
-  uint64_t first, count;
-};
-
-// The number of pages in the page cache, or nothing if the kernel cannot say.
-std::optional<uint64_t> cached_pages(int fd, PageRange pages) {
-  static std::atomic<bool> has_cachestat{true};
-  if (!has_cachestat.load(std::memory_order_relaxed)) return std::nullopt;
-  CachestatRange range{pages.first * page_bytes(), pages.count * page_bytes()};
-  Cachestat found{};
-  if (::syscall(kSysCachestat, fd, &range, &found, 0) == 0) return found.cached;
-  if (errno == ENOSYS) has_cachestat = false;
-  return std::nullopt;
-}
-
-void advise(int fd, PageRange pages, int advice) {
-  ::posix_fadvise(fd, static_cast<off_t>(pages.first * page_bytes()), static_cast<off_t>(pages.count * page_bytes()),
-                  advice);
-}
-
 // A pipe in the place of a file is opened at once, and refused later. Without O_NONBLOCK the call
 // would wait for somebody who writes into it. Reads must not have the flag: io_uring would answer
 // them with EAGAIN where a file system knows no IOCB_NOWAIT.
@@ -105,6 +73,20 @@ int open_without_waiting(const char* path, int flags) {
   if (fd < 0) return errno == EWOULDBLOCK ? ::open(path, flags) : fd;  // another process has a lease (fcntl(2))
   ::fcntl(fd, F_SETFL, flags & ~O_ACCMODE);
   return fd;
+}
+
+bool is_same(int fd, uint64_t inode, uint64_t file_system) {
+  struct stat status{};
+  return ::fstat(fd, &status) == 0 && status.st_ino == inode && status.st_dev == file_system;
+}
+
+// Where there is no /proc. ESTALE: the path names another file now.
+int open_if_same(const std::string& path, int flags, uint64_t inode, uint64_t file_system) {
+  const int fd = ::open(path.c_str(), flags);
+  if (fd < 0 || is_same(fd, inode, file_system)) return fd;
+  ::close(fd);
+  errno = ESTALE;
+  return -1;
 }
 
 // Returns an empty descriptor if it gives up. Every other error is a Failure.
@@ -193,7 +175,7 @@ std::shared_ptr<File> File::open_remote(const std::string& path, const FileIdent
       errno = error;
       return cached != nullptr ? 0 : -1;
     };
-    open_descriptor(open, when_taken);
+    with_descriptors(open, when_taken);
     if (cached == nullptr && is_out_of_descriptors(error) && when_taken == WhenTaken::kGiveUp) return nullptr;
     if (cached == nullptr) cache->note_refusal(error);
   }
@@ -260,8 +242,7 @@ int File::wake() noexcept {
     auto descriptors = std::make_unique<Descriptors>();
     descriptors->buffered = open_buffered(opened_as_, flags_, WhenTaken::kGiveUp);
     const int fd = descriptors->buffered.get();
-    struct stat status{};
-    const bool is_it = ::fstat(fd, &status) == 0 && status.st_ino == inode_ && status.st_dev == file_system_;
+    const bool is_it = is_same(fd, inode_, file_system_);
     std::lock_guard lock(descriptors_mutex_);
     if (const int awake_fd = buffered_fd_; awake_fd != kResting) return awake_fd;  // another thread was faster
     if (!is_it) return -1;
@@ -294,7 +275,7 @@ int File::open_direct() {
   const auto open = [this, &self] {
     const int flags = (flags_ & O_ACCMODE) | O_DIRECT | O_CLOEXEC;
     const int fd = ::open(self.c_str(), flags);
-    return fd < 0 && errno == ENOENT ? ::open(opened_as_.c_str(), flags) : fd;
+    return fd < 0 && errno == ENOENT ? open_if_same(opened_as_, flags, inode_, file_system_) : fd;
   };
   // The caller holds this file open, and perhaps others, so it must not wait.
   Descriptor direct(open_descriptor(open, WhenTaken::kGiveUp));
@@ -345,40 +326,62 @@ bool File::has_changed() const {
   return now.size_bytes != size_bytes_ || now.mtime_ns != mtime_ns_;
 }
 
-File::Pages File::resident_pages(uint64_t offset, uint64_t length) {
-  const PageRange range(offset, length);
-  Pages pages;
-  pages.all = range.count;
-  if (const auto cached = cached_pages(buffered(), range)) {
-    pages.resident = *cached;
-    pages.known = true;
-  } else if (const Mapping* view = mapping(); view != nullptr) {
-    pages.resident = view->resident_pages(offset, length);
-    pages.known = true;
+PagesSeenBy File::pages_seen_by() {
+  int by = pages_seen_by_.load(std::memory_order_relaxed);
+  if (by == kNotAsked) pages_seen_by_ = by = static_cast<int>(gdsdata::pages_seen_by(buffered()));
+  return static_cast<PagesSeenBy>(by);
+}
+
+std::optional<uint64_t> File::count_resident_pages(uint64_t offset, uint64_t length, const Mapping* view) {
+  switch (pages_seen_by()) {
+    case PagesSeenBy::kCachestat:
+      return cached_pages(buffered(), PageRange(offset, length));
+    case PagesSeenBy::kMincore:
+      return view == nullptr ? std::nullopt : std::optional(view->resident_pages(offset, length));
+    case PagesSeenBy::kReading:
+    case PagesSeenBy::kPageFaults:
+      break;
   }
-  return pages;
+  return std::nullopt;
+}
+
+std::optional<uint64_t> File::resident_pages(uint64_t offset, uint64_t length) {
+  return count_resident_pages(offset, length, pages_seen_by() == PagesSeenBy::kMincore ? mapping() : nullptr);
 }
 
 File::Residency File::residency(uint64_t offset, uint64_t length) {
   if (length == 0) return Residency::kAll;
   if (!holds(offset, length)) return Residency::kNone;
-  const Pages pages = resident_pages(offset, length);
-  if (!pages.known) return Residency::kUnknown;
-  if (pages.resident == 0) return Residency::kNone;
-  return pages.resident >= pages.all ? Residency::kAll : Residency::kSome;
+  const uint64_t pages = PageRange(offset, length).count;
+  if (hides_pages()) return hidden_residency(offset, pages);
+  const auto resident = resident_pages(offset, length);
+  if (!resident) return Residency::kUnknown;
+  if (*resident == 0) return Residency::kNone;
+  return *resident >= pages ? Residency::kAll : Residency::kSome;
+}
+
+// Asks for the first page alone, because to ask for one that is not in memory reads it.
+File::Residency File::hidden_residency(uint64_t offset, uint64_t pages) {
+  if (pages_seen_by() == PagesSeenBy::kReading) {
+    const bool first = is_cached(buffered(), offset).value_or(false);
+    return !first ? Residency::kNone : pages == 1 ? Residency::kAll : Residency::kUnknown;
+  }
+  Mapping* view = mapping();
+  if (view == nullptr) return Residency::kUnknown;
+  return view->is_in_memory(offset) ? Residency::kAll : Residency::kNone;
 }
 
 double File::resident_share(uint64_t offset, uint64_t length) {
-  const Pages pages = resident_pages(offset, length);
-  return pages.all == 0 ? 0 : static_cast<double>(pages.resident) / static_cast<double>(pages.all);
+  const uint64_t pages = PageRange(offset, length).count;
+  return pages == 0 ? 0 : static_cast<double>(resident_pages(offset, length).value_or(0)) / static_cast<double>(pages);
 }
 
 Mapping* File::make_mapping() {
   std::call_once(mapping_once_, [this] {
     mapping_ = Mapping::make(buffered(), size_bytes_);
     // A short file is asked for as a whole, because then it may rest.
-    const PageRange all(0, size_bytes_);
-    if (mapping_ != nullptr && size_bytes_ <= tuning::kLongFileBytes && cached_pages(buffered(), all) == all.count) {
+    if (mapping_ != nullptr && size_bytes_ <= tuning::kLongFileBytes &&
+        count_resident_pages(0, size_bytes_, mapping_.get()) == PageRange(0, size_bytes_).count) {
       mapping_->mark_resident();
     }
     made_mapping_.store(mapping_.get(), std::memory_order_release);
@@ -418,10 +421,11 @@ void read_each(int fd, const std::string& path, std::span<const int64_t> offsets
         throw Failure(system_error("read", path, errno, offsets[i], length));
       } else if (errno != EINTR) {  // the file system may not know RWF_NOWAIT
         const bool is_on_its_way = errno == EAGAIN;
+        const bool sees = pages_seen_by(fd) == PagesSeenBy::kCachestat;
         asked = true;
         for (size_t later = i; later < offsets.size(); ++later) {
           const PageRange pages(static_cast<uint64_t>(offsets[later]), length);
-          if ((later == i && is_on_its_way) || cached_pages(fd, pages) == 0) missing.push_back(pages);
+          if ((later == i && is_on_its_way) || (sees && cached_pages(fd, pages) == 0)) missing.push_back(pages);
         }
         for (const int64_t later : offsets.subspan(i)) {
           advise(fd, PageRange(static_cast<uint64_t>(later), length), POSIX_FADV_WILLNEED);

@@ -18,7 +18,9 @@
 #include "base/descriptors.h"
 #include "base/error.h"
 #include "base/mapping.h"
+#include "base/page_residency.h"
 #include "base/remote_object.h"
+#include "base/trial.h"
 
 namespace gdsdata {
 
@@ -95,10 +97,15 @@ class alignas(64) File : public std::enable_shared_from_this<File> {
   // Returns true if its size or time of modification is not that at the time of opening.
   bool has_changed() const;
 
-  // Which of a range's pages are in the page cache.
+  // Which of a range's pages are in the page cache. If Linux hides them (page_residency.h), the
+  // first stands for all others that it says "all" or "none" of.
   enum class Residency { kNone, kSome, kAll, kUnknown };
   Residency residency(uint64_t offset, uint64_t length);
   double resident_share(uint64_t offset, uint64_t length);  // 0 to 1; 0 if unknown
+  PagesSeenBy pages_seen_by();
+  bool hides_pages() { return pages_seen_by() >= PagesSeenBy::kReading; }
+  // Whether to read short ranges of such a file from the page cache.
+  Trial& hidden_trial() { return hidden_trial_; }
 
   // Asks the system to read a range into the page cache, without waiting for it.
   void will_need(uint64_t offset, uint64_t length) const;
@@ -140,18 +147,17 @@ class alignas(64) File : public std::enable_shared_from_this<File> {
   int wake() noexcept;
   int open_direct();  // kResting if the file has begun to rest
   Mapping* make_mapping();
-  struct Pages {
-    uint64_t resident = 0;
-    uint64_t all = 0;
-    bool known = false;
-  };
-  Pages resident_pages(uint64_t offset, uint64_t length);
+  std::optional<uint64_t> count_resident_pages(uint64_t offset, uint64_t length, const Mapping* view);
+  std::optional<uint64_t> resident_pages(uint64_t offset, uint64_t length);  // nothing if unknown
+  Residency hidden_residency(uint64_t offset, uint64_t pages);
 
   // A copy from the page cache needs these only: one cache line, which is written once or rarely.
   uint64_t size_bytes_ = 0;
   std::atomic<Mapping*> made_mapping_{nullptr};
   std::atomic<uint64_t> bytes_counted_{0};  // no more once they are the file's size
   std::atomic<bool> had_short_read_{false};
+  static constexpr int kNotAsked = -1;
+  std::atomic<int> pages_seen_by_{kNotAsked};
   inline static std::atomic<size_t> woken_files_{0};
   std::atomic<bool> woken_{false};
   std::atomic<int> buffered_fd_{-1};
@@ -169,6 +175,7 @@ class alignas(64) File : public std::enable_shared_from_this<File> {
   uint64_t file_system_ = 0;  // st_dev
   uint64_t inode_ = 0;
   int64_t mtime_ns_ = 0;  // at the time of opening
+  Trial hidden_trial_;
   std::once_flag mapping_once_;
   std::unique_ptr<Mapping> mapping_;
 };

@@ -10,6 +10,7 @@
 #include <new>
 #include <thread>
 
+#include "base/page_residency.h"
 #include "base/sigbus.h"
 #include "tuning.h"
 
@@ -49,16 +50,6 @@ uint64_t page_bytes() {
 }
 
 void MappingGuard::install_handler() { put_sigbus_handler_in_front(read_zeros_instead); }
-
-bool MappingTrial::is_due() {
-  return !last_was_dear_.load(std::memory_order_relaxed) ||
-         left_out_.fetch_add(1, std::memory_order_relaxed) % tuning::kMappingTriedEvery ==
-             tuning::kMappingTriedEvery - 1;
-}
-
-void MappingTrial::took(std::chrono::nanoseconds a_page) {
-  last_was_dear_.store(a_page >= tuning::kCheapPage, std::memory_order_relaxed);
-}
 
 std::unique_ptr<Mapping> Mapping::make(int fd, uint64_t size_bytes) {
   if (size_bytes == 0) return nullptr;
@@ -123,6 +114,14 @@ uint64_t Mapping::resident_pages(uint64_t offset, uint64_t length) const {
   return resident;
 }
 
+bool Mapping::is_in_memory(uint64_t offset) {
+  MappingGuard::install_handler();
+  const MappingGuard guard(*this);
+  const long before = count_major_faults();
+  static_cast<void>(*static_cast<const volatile std::byte*>(data_ + offset));
+  return count_major_faults() == before;
+}
+
 void Mapping::forget_residency() {
   for (auto& region : regions_) region.store(0, std::memory_order_relaxed);
 }
@@ -155,7 +154,7 @@ bool Mapping::map_for_copying(uint64_t offset, uint64_t length) {
   const bool populated = populate(offset, length);
   const std::chrono::nanoseconds took = std::chrono::steady_clock::now() - started;
   const auto pages = static_cast<int64_t>(length / page_bytes() + 1);
-  trial_.took(populated ? took / pages : std::chrono::nanoseconds::max());
+  trial_.ended(populated && took / pages < tuning::kCheapPage);
   if (populated) mark(first, last, kMapped);
   return populated;
 }

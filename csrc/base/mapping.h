@@ -4,32 +4,18 @@
 #pragma once
 
 #include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
 #include "base/page_tails.h"
+#include "base/trial.h"
 #include "tuning.h"
 
 namespace gdsdata {
 
 uint64_t page_bytes();  // of the machine: 4096, or 65536 on some ARM kernels
-
-// Decides whether to map ranges of the page cache that are copied only once: yes if mapping the
-// last range was cheap, or if none has been tried for a while. One trial does not decide for the
-// whole file, because folios differ in size: read-ahead starts with small ones, for the first tens
-// of MiB (docs/design-decisions.md).
-class MappingTrial {
- public:
-  bool is_due();
-  void took(std::chrono::nanoseconds a_page);
-
- private:
-  std::atomic<bool> last_was_dear_{false};
-  std::atomic<uint32_t> left_out_{0};
-};
 
 class alignas(64) Mapping {
  public:
@@ -49,6 +35,9 @@ class alignas(64) Mapping {
   // Uses mincore. File::residency tries the cheaper cachestat first.
   uint64_t resident_pages(uint64_t offset, uint64_t length) const;
 
+  // By a page fault, which reads the page if it is not.
+  bool is_in_memory(uint64_t offset);
+
   // Regions that were completely in the page cache when they were checked. This is a hint: if pages
   // are evicted later, a page fault reads them again. A caller that sees such faults calls
   // forget_residency.
@@ -65,7 +54,9 @@ class alignas(64) Mapping {
   // Returns true if a range that is in the page cache should be copied from this mapping, and maps
   // its pages. Mapping pages one by one takes about as long as copying them, so that pays only for
   // ranges that are read again: they are mapped the second time. Pages of large folios are mapped
-  // many at a time, which pays at once. MappingTrial finds out which kind they are.
+  // many at a time, which pays at once. A trial finds out which kind they are, again and again:
+  // folios differ in size within a file, because read-ahead starts with small ones, for the first
+  // tens of MiB (docs/design-decisions.md).
   bool map_for_copying(uint64_t offset, uint64_t length);
 
   // Bytes from this offset on may be zeros, because a part of the file was gone when it was read.
@@ -106,7 +97,7 @@ class alignas(64) Mapping {
   std::vector<std::atomic<uint8_t>> regions_;  // bits of RegionState
 
   std::vector<std::atomic<int64_t>> areas_;  // the time of the last check in ms * 2 + its result; 0: never checked
-  MappingTrial trial_;
+  Trial trial_;
   PageTails tails_;
 };
 

@@ -101,6 +101,25 @@ class FewDescriptors : public ::testing::Test {
   const TemporaryFolder folder_;
 };
 
+// A program's output would go into the file of a descriptor that has a standard stream's number.
+TEST(Descriptors, AreNeverThoseOfStandardStreamsThatTheProgramClosed) {
+  const TemporaryFolder folder;
+  const std::string path = folder.write("a", random_bytes(8192, 1));
+  const Descriptor input(::fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 10));
+  ASSERT_GE(input.get(), 10);
+  ::close(STDIN_FILENO);
+  const size_t before = count_descriptors();
+  {
+    const auto read = File::open_for_reading(path), written = File::open_for_writing(path, /*create=*/false);
+    for (const int fd : {read->buffered(), read->direct(), written->buffered(), written->direct()}) {
+      EXPECT_TRUE(fd == -1 || fd > STDERR_FILENO) << fd;
+    }
+    EXPECT_EQ(::fcntl(STDIN_FILENO, F_GETFD), -1);
+  }
+  EXPECT_EQ(count_descriptors(), before);
+  ::dup2(input.get(), STDIN_FILENO);
+}
+
 TEST_F(FewDescriptors, OneThatLacksForDirectReadsIsNoRefusalOfTheFileSystem) {
   in_own_process([&] {
     const auto file = File::open_for_reading(folder_.write("a", random_bytes(10, 1)));
