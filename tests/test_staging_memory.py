@@ -136,7 +136,7 @@ def test_a_save_beside_a_preparation_on_the_cpu_makes_its_own_buffers_within_the
 
 def test_a_save_beside_a_preparation_on_a_gpu_waits_for_the_buffers_in_progress(pinned, monkeypatch):
     staging, gate = Staging(4 * MIB), Gate(monkeypatch, "pinned_memory")
-    monkeypatch.setattr(staging_memory.os, "sched_getaffinity", lambda _: range(2))
+    monkeypatch.setattr(staging_memory, "usable_cores", lambda: 2)
     staging.prepare(4 * MIB, GPU)
     assert gate.reached.acquire(timeout=60)
     taken = []
@@ -151,7 +151,7 @@ def test_a_save_beside_a_preparation_on_a_gpu_waits_for_the_buffers_in_progress(
 
 
 def test_a_save_without_preparation_has_several_threads_make_pinned_buffers(pinned, monkeypatch):
-    monkeypatch.setattr(staging_memory.os, "sched_getaffinity", lambda _: range(64))
+    monkeypatch.setattr(staging_memory, "usable_cores", lambda: 64)
     gate = Gate(monkeypatch, "pinned_memory")
     staging = Staging(64 * MIB)
     staging.expect(30 * MIB, GPU)

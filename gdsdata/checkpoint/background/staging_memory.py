@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -11,7 +10,7 @@ import torch
 
 from gdsdata.checkpoint.partial_pages import PAGE_BYTES
 from gdsdata.errors import BackendUnavailable, DeviceError
-from gdsdata.io.budget import share_bytes
+from gdsdata.io.budget import share_bytes, usable_cores
 from gdsdata.io.captures import beside_captures
 from gdsdata.io.engine import warn_once
 from gdsdata.io.memory import paged_memory, pinned_memory
@@ -91,7 +90,7 @@ class Staging:
             self._wanted_bytes = max(self._wanted_bytes, (self._made + lacking) * self.piece_bytes)
             self._hurries = True
             self._changed.notify_all()
-            self._start_makers(min(_MOST_MAKERS, len(os.sched_getaffinity(0)), lacking))
+            self._start_makers(min(_MOST_MAKERS, usable_cores(), lacking))
 
     def take(self, is_cancelled: Callable[[], bool], before_waiting: Callable[[], object]) -> torch.Tensor | None:
         """Wait for a buffer.
