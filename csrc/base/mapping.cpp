@@ -115,6 +115,7 @@ uint64_t Mapping::resident_pages(uint64_t offset, uint64_t length) const {
 }
 
 bool Mapping::is_in_memory(uint64_t offset) {
+  if (offset >= size_bytes_) return false;
   MappingGuard::install_handler();
   const MappingGuard guard(*this);
   const long before = count_major_faults();

@@ -17,12 +17,12 @@ struct PageRange {
 // posix_fadvise for these pages.
 void advise(int fd, PageRange pages, int advice);
 
+// How this process learns which pages of a file are in the page cache.
 enum class PagesSeenBy {
   kCachestat,
-  kMincore,  // without cachestat, and in an overlay, whose pages are those of a layer's file
-  // Linux hides them. mincore would say that all are in memory.
-  kReading,     // with RWF_NOWAIT
-  kPageFaults,  // the file system has no RWF_NOWAIT
+  kMincore,     // without cachestat, and in an overlay, whose pages are those of a layer's file
+  kReading,     // Linux hides them: mincore says that all are in memory. RWF_NOWAIT does not wait.
+  kPageFaults,  // hidden too, and the file system has no RWF_NOWAIT
 };
 PagesSeenBy pages_seen_by(int fd);
 

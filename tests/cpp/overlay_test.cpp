@@ -73,6 +73,7 @@ TEST_F(Overlay, ThatHasAFileOfAnotherUserServesWhatIsInMemory) {
     EXPECT_EQ(served(12'345, length), length);
   }
   EXPECT_TRUE(file->mapping()->region_known_resident(0));
+  EXPECT_EQ(file->residency(content.size() + (1 << 30), 1), File::Residency::kNone) << "it ends before";
 }
 
 TEST_F(Overlay, ThatHasAFileOfAnotherUserOnDiskLeavesItToTheBackend) {
