@@ -522,7 +522,7 @@ def test_direct_never_asks_for_no_o_direct_and_warns_of_nothing(refusing):
 # -------------------------------------------------------------------------------------------- io_uring is refused
 
 
-SETUP, ENTER = 425, 426  # io_uring's system calls, everywhere
+SETUP, ENTER, REGISTER = 425, 426, 427  # io_uring's system calls, everywhere
 
 
 def forbid_io_uring(call: int = SETUP, error: int = errno.EPERM) -> None:
@@ -566,6 +566,13 @@ def test_where_a_ring_may_be_made_and_not_used_posix_serves_with_one_warning(tmp
     got, backend, (warning,) = in_new_process(epoch_without_io_uring, tmp_path, options, ENTER, refusal)
     assert_same_batches(got, batches_of(records))
     assert backend == "posix" and f"io_uring: {os.strerror(refusal)}; " in warning and "seccomp profile" in warning
+
+
+@needs_uring
+def test_where_a_ring_does_not_say_that_it_can_write_posix_serves_with_one_warning(tmp_path, records):
+    got, backend, (warning,) = in_new_process(epoch_without_io_uring, tmp_path, EngineOptions(), REGISTER, errno.ENOSYS)
+    assert_same_batches(got, batches_of(records))
+    assert backend == "posix" and "a ring can be made, but does not say that it reads and writes" in warning
 
 
 @pytest.mark.parametrize("asked", [dict(backend="uring"), dict(strict=True)], ids=str)

@@ -29,6 +29,7 @@ std::unique_ptr<Backend> make_uring_backend(const BackendOptions&) {
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -326,11 +327,22 @@ class UringBackend final : public Backend {
   Ring ring_;  // the last member: the kernel may use the memory of the others until it is gone
 };
 
+// gVisor made rings that read and do not write.
+bool can_do_its_work(Ring& ring) {
+  const std::unique_ptr<io_uring_probe, decltype(&io_uring_free_probe)> known(io_uring_get_probe_ring(ring.get()),
+                                                                              io_uring_free_probe);
+  const auto can = [&](int operation) { return io_uring_opcode_supported(known.get(), operation) != 0; };
+  return known != nullptr && can(IORING_OP_READV) && can(IORING_OP_WRITEV) && can(IORING_OP_POLL_ADD);
+}
+
 }  // namespace
 
 std::string uring_refusal() {
   try {
     Ring ring(2);
+    if (!can_do_its_work(ring)) {
+      return "io_uring: a ring can be made, but does not say that it reads and writes (Linux 5.6 or later does)";
+    }
     io_uring_prep_nop(io_uring_get_sqe(ring.get()));  // a seccomp profile may allow a ring, and refuse its use
     int result = 0;
     do {
