@@ -14,6 +14,7 @@
 #include "base/condition.h"
 #include "base/descriptors.h"
 #include "base/error.h"
+#include "base/file_range.h"
 #include "tuning.h"
 
 namespace gdsdata {
@@ -96,10 +97,10 @@ void preallocate(const File& file, uint64_t length_bytes) {
     freeing().wait();
     result = allocate();
   }
-  // File systems without fallocate (some network ones) allocate while writing. So does one that a
-  // signal has interrupted: tmpfs before Linux 6.10 gives up all that it has allocated, each time.
-  // Any other error is reported now, and not in the middle of the data.
-  if (result != 0 && errno != EOPNOTSUPP && errno != ENOSYS && errno != EINTR) {
+  // A lack of space is reported now, and not in the middle of the data. At any other error, writes
+  // allocate: some file systems have no fallocate, seccomp profiles forbid it, and tmpfs before
+  // Linux 6.10 gives up all that it has allocated at each signal.
+  if (result != 0 && is_lack_of_space(errno)) {
     throw Failure(system_error("reserve space for", file.path(), errno, 0, length_bytes));
   }
 }

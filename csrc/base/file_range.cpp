@@ -17,10 +17,14 @@ constexpr uint64_t kReadAtOnceBytes = 1 << 20;
 
 }  // namespace
 
+bool is_lack_of_space(int system_errno) {
+  return system_errno == ENOSPC || system_errno == EDQUOT || system_errno == EFBIG;
+}
+
 int allocate_range(int fd, uint64_t offset, uint64_t length) {
   while (::fallocate(fd, 0, static_cast<off_t>(offset), static_cast<off_t>(length)) != 0) {
-    if (errno == EOPNOTSUPP || errno == ENOSYS) return 0;
-    if (errno != EINTR) return errno;
+    if (is_lack_of_space(errno)) return errno;
+    if (errno != EINTR) return 0;
   }
   return 0;
 }

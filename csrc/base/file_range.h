@@ -7,8 +7,10 @@
 
 namespace gdsdata {
 
-// A full disk is an error here, and not of a later write. File systems without fallocate allocate
-// while writing, so for them it does nothing.
+// Returns true if this errno of an allocation says that the bytes will not fit.
+bool is_lack_of_space(int system_errno);
+// A full disk is an error here, and not of a later write. Where nothing can be allocated in advance
+// (some network file systems), this does nothing, and writes allocate.
 int allocate_range(int fd, uint64_t offset, uint64_t length);
 int write_range(int fd, uint64_t offset, std::span<const std::byte> bytes);
 // The bytes up to `end` become a hole, if the file system has holes.

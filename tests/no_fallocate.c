@@ -1,11 +1,12 @@
-/* A library for LD_PRELOAD in which a signal interrupts each allocation of a file, as in tmpfs before Linux 6.10. */
+/* A library for LD_PRELOAD in which no file can be allocated, with FALLOCATE_ERRNO. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <stdlib.h>
 
 int fallocate(int file, int mode, off_t offset, off_t length) {
   (void)file, (void)mode, (void)offset, (void)length;
-  errno = EINTR;
+  errno = atoi(getenv("FALLOCATE_ERRNO"));
   return -1;
 }
 
