@@ -271,6 +271,22 @@ print("done")
     assert run_script(script, tmp_path, Path(__file__).parent, environment=environment) == (0, "done\n", "")
 
 
+@pytest.mark.parametrize("refusal", [{}, {"FTRUNCATE_ERRNO": str(errno.EIO)}], ids=["in its midst", "at its beginning"])
+def test_a_save_that_fails_leaves_nothing_where_a_close_makes_files(tmp_path, preloaded, refusal):
+    script = """
+import os, sys
+from gdsdata.io import engine
+try:
+    engine.Output(sys.argv[1] + "/x", 5)
+except OSError as error:
+    print(error.errno)
+print(os.listdir(sys.argv[1]))
+"""
+    environment = {"LD_PRELOAD": str(preloaded("streaming_fs.c")), **refusal}
+    said = "".join(f"{number}\n" for number in refusal.values())
+    assert run_script(script, tmp_path, environment=environment) == (0, f"{said}[]\n", "")
+
+
 def count_of(name: str, value: float) -> int:
     """Return the size of this container's state."""
     return int(400_000 * value)

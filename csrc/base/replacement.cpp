@@ -282,13 +282,19 @@ Replacement::Replacement(const std::string& path, uint64_t length_bytes)
     set_size(*file_, length_bytes_);
     preallocate(*file_, length_bytes_);
   } catch (...) {
-    ::unlink(temporary_.c_str());
+    remove();
     throw;
   }
 }
 
 Replacement::~Replacement() {
-  if (!committed_ && process_ == process_id()) ::unlink(temporary_.c_str());
+  if (!committed_ && process_ == process_id()) remove();
+}
+
+// Closes the file first: some FUSE file systems make it at its close.
+void Replacement::remove() {
+  file_.reset();
+  ::unlink(temporary_.c_str());
 }
 
 void Replacement::commit() {

@@ -32,6 +32,8 @@ class Replacement {
   void commit();
 
  private:
+  void remove();
+
   std::string path_, temporary_;
   const uint64_t length_bytes_;
   const int64_t process_ = process_id();
