@@ -287,6 +287,31 @@ print(os.listdir(sys.argv[1]))
     assert run_script(script, tmp_path, environment=environment) == (0, f"{said}[]\n", "")
 
 
+@pytest.mark.parametrize("refusal", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_where_files_are_only_streamed_hooks_leave_saves_to_torch(tmp_path, preloaded, refusal):
+    script = """
+import os, sys, warnings
+import torch
+import gdsdata
+from gdsdata.errors import NotReplaceable
+path, tensor = sys.argv[1] + "/x.pt", torch.arange(1000)
+with warnings.catch_warnings(record=True) as warned, gdsdata.torch_hooks():
+    torch.save(tensor, path)
+assert torch.equal(torch.load(path), tensor)
+(warning,) = warned
+assert "takes files only from their beginning to their end" in str(warning.message), warning
+try:
+    gdsdata.save(tensor, path)
+except NotReplaceable as error:
+    assert "save to another folder" in str(error), error
+else:
+    raise AssertionError
+print(os.listdir(sys.argv[1]))
+"""
+    environment = {"LD_PRELOAD": str(preloaded("streaming_fs.c")), "FTRUNCATE_ERRNO": str(refusal)}
+    assert run_script(script, tmp_path, environment=environment) == (0, "['x.pt']\n", "")
+
+
 def count_of(name: str, value: float) -> int:
     """Return the size of this container's state."""
     return int(400_000 * value)

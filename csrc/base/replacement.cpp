@@ -11,6 +11,7 @@
 #include <array>
 #include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -227,6 +228,20 @@ Failure creation_failed(const std::string& path, const Place& place, bool exists
   return Failure(std::move(error));
 }
 
+// The file is new, so no permission is lacking.
+bool refuses_sizes(int system_errno) {
+  return system_errno == EPERM || system_errno == EOPNOTSUPP || system_errno == ENOSYS;
+}
+
+Failure only_streams(const std::string& path, int system_errno) {
+  Error error{ErrorCode::kNotReplaceable, "", path};
+  error.message = "could not save '" + path + "': its file system sets no sizes (" + std::strerror(system_errno) +
+                  "), and takes files only from their beginning to their end, as rclone mount without "
+                  "--vfs-cache-mode writes does; save to another folder";
+  error.system_errno = system_errno;
+  return Failure(std::move(error));
+}
+
 void check_replaceable(const std::string& path, const struct stat& target) {
   if (S_ISDIR(target.st_mode)) throw Failure(system_error("replace", path, EISDIR));
   if (!S_ISREG(target.st_mode)) {
@@ -281,6 +296,11 @@ Replacement::Replacement(const std::string& path, uint64_t length_bytes)
     file_ = File::adopt_for_writing(std::move(made.descriptor), path_, temporary_);
     set_size(*file_, length_bytes_);
     preallocate(*file_, length_bytes_);
+  } catch (const Failure& failure) {
+    remove();
+    const int system_errno = failure.error().system_errno;
+    if (refuses_sizes(system_errno)) throw only_streams(path_, system_errno);
+    throw;
   } catch (...) {
     remove();
     throw;
