@@ -5,6 +5,7 @@ import errno
 import io
 import os
 import pickle
+import platform
 import shutil
 import struct
 import tarfile
@@ -34,7 +35,7 @@ from helpers import (
 )
 from torch.utils.data import DataLoader
 
-from gdsdata import EngineOptions, GDSDataset, Reading, write_tensor
+from gdsdata import EngineOptions, GDSDataset, Reading, load, save, write_tensor
 from gdsdata.errors import BackendUnavailable, CorruptData, IoError, StallError
 from gdsdata.formats import Npy, Records, Tar, Tokens
 from gdsdata.io.engine import shared_engine
@@ -588,6 +589,31 @@ def test_strict_is_satisfied_where_nothing_is_refused(tmp_path, records):
     drop_cache(*tmp_path.iterdir())
     assert_same_batches(dataset, batches_of(records))
     assert dataset.stats()["engine"]["backend"] == "uring"
+
+
+# --------------------------------------------------------------------------------------------- preadv2 is forbidden
+
+
+PREADV2 = {"x86_64": 327, "aarch64": 286}
+
+
+def load_and_read_without_preadv2(path: Path, volume: Path, refusal: int) -> tuple[np.ndarray, np.ndarray, dict]:
+    forbid_io_uring(PREADV2[platform.machine()], refusal)
+    dataset = GDSDataset(volume, 1, device="cpu")
+    (batch,) = arrays(dataset)
+    return load(path)["a"].numpy(), batch, dataset.stats()["bytes"]
+
+
+@pytest.mark.skipif(platform.machine() not in PREADV2, reason="the number of preadv2 is not known here")
+@pytest.mark.parametrize("refusal", [errno.EPERM, errno.ENOSYS])
+def test_where_preadv2_is_forbidden_files_in_memory_are_read_from_there(tmp_path, refusal):
+    path, volume, values = tmp_path / "a.pt", tmp_path / "a.npy", np.arange(30_000)
+    save({"a": torch.from_numpy(values)}, path)
+    np.save(volume, values)
+    warm_cache(path, volume)
+    loaded, batch, served = in_new_process(load_and_read_without_preadv2, path, volume, refusal)
+    assert np.array_equal(loaded, values) and np.array_equal(batch[0], values)
+    assert served["page_cache"] == values.nbytes, served
 
 
 # ---------------------------------------------------------------------------------------------------------- stalls

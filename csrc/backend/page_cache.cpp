@@ -298,8 +298,9 @@ uint64_t PageCache::read_now(File& file, const Transfer& part, Conversion conver
     const iovec rest{target + served, part.length - served};
     const auto offset = static_cast<off_t>(part.offset + served);
     ssize_t moved = ::preadv2(file.buffered(), &rest, 1, offset, RWF_NOWAIT);
-    // tmpfs does not support it, but does not block if all pages are in memory.
-    if (moved < 0 && errno == EOPNOTSUPP && known_resident) moved = ::preadv(file.buffered(), &rest, 1, offset);
+    // tmpfs does not support it, and a seccomp profile may forbid it. A plain read does not block
+    // if all pages are in memory.
+    if (moved < 0 && errno != EAGAIN && known_resident) moved = ::preadv(file.buffered(), &rest, 1, offset);
     // Not resident, not supported, interrupted or at the end: the backend finds out which.
     if (moved <= 0) break;
     served += static_cast<uint64_t>(moved);

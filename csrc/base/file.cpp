@@ -412,7 +412,7 @@ void read_each(int fd, const std::string& path, std::span<const int64_t> offsets
     for (size_t done = 0; done < length;) {
       const iovec rest{out + done, length - done};
       const int64_t offset = offsets[i] + static_cast<int64_t>(done);
-      const ssize_t moved = ::preadv2(fd, &rest, 1, offset, asked ? 0 : RWF_NOWAIT);
+      const ssize_t moved = asked ? ::preadv(fd, &rest, 1, offset) : ::preadv2(fd, &rest, 1, offset, RWF_NOWAIT);
       if (moved > 0) {
         done += static_cast<size_t>(moved);
       } else if (moved == 0) {
