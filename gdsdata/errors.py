@@ -59,8 +59,8 @@ class IoError(GdsdataError, OSError):
 class NotReplaceable(IoError):
     """No new file can replace ``path``, so it cannot be saved atomically.
 
-    It is a mount point (a single file that is bind-mounted into a container), or its folder accepts
-    no new file.
+    It is a mount point (a single file that is bind-mounted into a container), its folder accepts no
+    new file, or its file system takes files only from their beginning to their end.
     """
 
 

@@ -71,8 +71,9 @@ def save(value: Any, path: str | os.PathLike[str], *, options: EngineOptions | N
         FileNotFoundError: the folder of ``path``, or the bucket, does not exist.
         PermissionError: the store's credentials do not allow it.
         NotReplaceable: an `IoError`. No new file can replace ``path``: it is a bind-mounted file,
-            or its folder is not writable. `torch.save` may still overwrite it in place; a crash
-            during that leaves it damaged.
+            its folder is not writable, or its file system takes files only from their beginning to
+            their end (`rclone mount` without a cache). `torch.save` may still overwrite it in
+            place; a crash during that leaves it damaged.
         IoError: the file cannot be written, or the disk is full.
         pickle.PicklingError, TypeError, AttributeError: a value cannot be pickled; the message has
             its name.
