@@ -188,6 +188,7 @@ FOLDERS = {
         "progress_bars",
         "storage",
         "user_cache",
+        "values",
         "warn",
         "whole_numbers",
     },
@@ -214,6 +215,7 @@ FOLDERS = {
         "formats.sample",
         "torch_private",
         "user_cache",
+        "values",
         "warn",
         "whole_numbers",
     },
@@ -228,6 +230,7 @@ FOLDERS = {
     "fork_safe": {"torch_private"},
     "user_cache": set(),
     "warn": set(),
+    "values": set(),
     "whole_numbers": set(),
 }
 

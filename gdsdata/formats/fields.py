@@ -25,7 +25,7 @@ _NOWHERE = 2**63 - 1
 _GAP_BYTES = 16384
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, repr=False)
 class FieldIndex(SampleIndex):
     """Where every field of every sample lies.
 

@@ -15,15 +15,17 @@ import numpy as np
 
 from gdsdata.errors import CorruptData
 from gdsdata.fork_safe import cached_property
-from gdsdata.formats.plan import Plan
 from gdsdata.formats.sample import Sample
 from gdsdata.io import engine
 from gdsdata.storage.heads import sizes_of
 from gdsdata.storage.paths import joined
+from gdsdata.values import Frozen
 
 Self = TypeVar("Self", bound="SampleIndex")
 
 if TYPE_CHECKING:
+    from gdsdata.formats.plan import Plan
+
     Made = TypeVar("Made", covariant=True)
 
     class Readers(Protocol[Made]):
@@ -54,8 +56,8 @@ if TYPE_CHECKING:
             """Return its index; any process of this machine may call it."""
 
 
-@dataclass(frozen=True, eq=False, init=False, repr=False)
-class SampleIndex(ABC):
+@dataclass(init=False, eq=False, repr=False)
+class SampleIndex(Frozen, ABC):
     """Where the samples of some files lie. Sample ids run through the files in order.
 
     Attributes:
@@ -174,7 +176,7 @@ class SampleIndex(ABC):
         return records_of(self.paths[int(self.size_bytes.argmax())], self.sample_bytes)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Index(SampleIndex):
     """Where samples of one size lie, each in one piece.
 
@@ -194,6 +196,8 @@ class Index(SampleIndex):
     sample: Sample
 
     def plan(self, samples: np.ndarray) -> Plan:
+        from gdsdata.formats.plan import Plan  # the engine itself plans most of these samples
+
         if len(self.paths) == 1:
             offset = samples * self.stride_bytes[0]
             offset += self.base_bytes[0]

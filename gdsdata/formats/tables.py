@@ -75,7 +75,7 @@ class FileGroups(NamedTuple):
     decoded: list[int]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, repr=False)
 class TableIndex(SampleIndex):
     """Where the row groups of some files lie.
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gdsdata.formats.index import Made, Readers
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, repr=False)
 class WindowIndex(SampleIndex):
     """Where every window of some token files lies, in however many pieces.
 

@@ -6,6 +6,8 @@ import numbers
 from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any
 
+from gdsdata.values import Value
+
 _KINDS: dict[type, tuple[Any, str]] = {  # by the type of an option's default
     str: (str, "a str"),
     bool: (bool, "True or False"),
@@ -22,8 +24,8 @@ STAGED_SEGMENTS = 3
 _STAGING_BYTES, _STAGING_BYTES_OF_SEVERAL, _SEGMENT_BYTES_OF_SEVERAL = 10 * MIB, 8 * MIB, 2 * MIB
 
 
-@dataclass(frozen=True, repr=False)
-class EngineOptions:
+@dataclass(eq=False, repr=False)
+class EngineOptions(Value):
     """Options that say how bytes move. Most programs need none.
 
     The defaults were measured (docs/design-decisions.md). The engine takes at most ``workers *

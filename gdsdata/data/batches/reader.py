@@ -11,11 +11,11 @@ import numpy as np
 from gdsdata.data.order.permutation import as_array
 from gdsdata.errors import ITERATOR_CLOSED, EngineClosed
 from gdsdata.formats.index import SampleIndex
-from gdsdata.formats.plan import Plan
 
 if TYPE_CHECKING:
     from gdsdata.data.batches.pieces import OpenPieces
     from gdsdata.data.order.permutation import Order
+    from gdsdata.formats.plan import Plan
 
 IndexT = TypeVar("IndexT", bound=SampleIndex)
 
