@@ -98,6 +98,18 @@ def test_a_constructor_waits_no_longer_than_it_says_and_does_not_try_again_at_on
     assert _workers(data) == 4, "a day later it is tried again"
 
 
+def test_file_systems_are_looked_up_only_for_calibrations_that_may_be_found(data, monkeypatch):
+    looked_up = []
+    monkeypatch.setattr(calibration, "place_of", lambda *_: looked_up.append(1) or "a GPU")
+    monkeypatch.setattr(calibration, "calibrate", lambda *_: FOUND)
+    os.truncate(data, calibration.SMALLEST_FILE_BYTES - 1)
+    assert _workers(data) == 0 and not looked_up, "none is kept, and the file is too small to measure"
+    os.truncate(data, calibration.SMALLEST_FILE_BYTES)
+    assert _workers(data) == 4 and looked_up
+    os.truncate(data, 1)
+    assert _workers(data) == 4, "one is kept"
+
+
 def test_a_measurement_that_was_given_up_in_the_future_is_tried_again(data, monkeypatch):
     monkeypatch.setattr(calibration.time, "time", lambda: 2e9)
     calibration._keep_given_up("a GPU")

@@ -4,6 +4,7 @@ import warnings
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -87,3 +88,11 @@ def test_zeros_and_few_tokens_show_no_dtype():
     for dtype in ("<u2", "<i4", "<i8"):
         assert seeming_dtype(bytes(1024), np.dtype(dtype)) is None
         assert seeming_dtype(b"\xff" * 100, np.dtype(dtype)) is None
+
+
+@pytest.mark.parametrize("dtype", [None, "<u2", "<i4", ">u2", "uint8", torch.int64])
+@pytest.mark.parametrize("raw", [False, True])
+def test_files_without_a_header_have_the_samples_that_their_format_expects(tmp_path, dtype, raw):
+    (tmp_path / "tokens.bin").write_bytes(bytes(1024))
+    format = Tokens(dtype, seq_len=16, raw=raw)
+    assert format.index([str(tmp_path / "tokens.bin")]).sample == format.expected

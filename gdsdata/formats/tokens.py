@@ -125,8 +125,19 @@ class Tokens:
             first_sample=first_samples(windows),
             base_bytes=np.array([layout.base_bytes for layout in layouts], np.int64),
             stride_bytes=np.full(len(paths), stride * dtype.itemsize, np.int64),
-            sample=Sample(dtype, (window,), result_dtype=None if self.raw else torch.int64),
+            sample=self._sample_of(dtype),
         )
+
+    @property
+    def expected(self) -> Sample:
+        """The samples of files without a header, or of ``dtype``."""
+        return self._sample_of(self._bare_dtype())
+
+    def _bare_dtype(self) -> np.dtype:
+        return _BARE_DTYPE if self.dtype is None else numpy_dtype(self.dtype)
+
+    def _sample_of(self, dtype: np.dtype) -> Sample:
+        return Sample(dtype, (self.seq_len + 1,), result_dtype=None if self.raw else torch.int64)
 
     def _layout(self, head: bytes, path: str, size_bytes: int) -> _Layout:
         """Return the place of the tokens of one file, by its magic.
@@ -138,7 +149,7 @@ class Tokens:
         elif magics.is_llm_c(head, path):
             layout = _llm_c_layout(head, path, size_bytes)
         else:
-            dtype = _BARE_DTYPE if self.dtype is None else numpy_dtype(self.dtype)
+            dtype = self._bare_dtype()
             return _Layout(dtype, 0, count_items(path, size_bytes, 0, dtype.itemsize, "token"))
         if self.dtype is not None and layout.dtype != numpy_dtype(self.dtype):
             raise ValueError(f"{path}: its header says {layout.dtype.str} tokens, not {self}: leave dtype out")

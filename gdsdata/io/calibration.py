@@ -33,6 +33,7 @@ from gdsdata.io import engine
 from gdsdata.io.budget import usable_cores
 from gdsdata.io.calibration_file import cache_path, change_entry, kept_entries, lock_of_node
 from gdsdata.io.options import MIB, STAGED_SEGMENTS, EngineOptions
+from gdsdata.values import Value
 
 # A choice must be this much better than the default, so that a busy moment has no lasting effect.
 CLEARLY_BETTER = 1.15
@@ -59,8 +60,8 @@ class Disturbed(Exception):
     """A measurement must not be kept; the message says why."""
 
 
-@dataclass(frozen=True)
-class Calibration:
+@dataclass(eq=False, repr=False)
+class Calibration(Value):
     """A choice, and the figures behind it.
 
     Attributes:
@@ -102,15 +103,15 @@ def calibrated(options: EngineOptions, path: str, device: torch.device, measure:
 
 
 def _calibrated(options: EngineOptions, path: str, device: torch.device, measure: bool) -> EngineOptions:
-    known = load()
+    known, measure = load(), measure and os.path.getsize(path) >= SMALLEST_FILE_BYTES
+    if not known and not measure:
+        return options
     place = place_of(path, device)
     found = known.get(place)
-    if found is None:
-        if not measure or os.path.getsize(path) < SMALLEST_FILE_BYTES:
-            return options
+    if found is None and measure:
         found = _measured_within(CONSTRUCTOR_S, path, device, place)
-        if found is None:
-            return options
+    if found is None:
+        return options
     backend, segment_bytes = options.backend, options.segment_bytes or found.segment_bytes
     if backend == "auto" and found.backend == "cufile" and options.direct != "never":
         backend = "cufile" if engine.cufile_dma_is_possible() else "auto"

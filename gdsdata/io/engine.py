@@ -149,6 +149,7 @@ def shared_engine(options: EngineOptions, device: torch.device) -> _engine.Engin
         if engine is None:
             if ordinal >= 0:
                 _initialize(device)
+            if options.backend == "cufile":
                 _engine.set_cufile_search_path(cufile_of_wheels())
             fields = vars(options) | staging_for(options, processes_here())
             fields["cores"] = share_of_cores(_LEAST_CORES_OF_GPU if ordinal >= 0 else 1)

@@ -32,6 +32,7 @@ from gdsdata.storage.urls import have_urls, is_remote
 if TYPE_CHECKING:
     from gdsdata.data.batches.piece_memory import SpareMemory
     from gdsdata.data.batches.pieces import OpenPieces
+    from gdsdata.formats.sample import Sample
 
 
 Opened = tuple[Engine, FileTable]
@@ -246,8 +247,7 @@ class RingSource(BatchSource[Index]):
     def _opened(self) -> Opened:
         settings, on_cuda = self.settings, self.settings.device.type == "cuda"
         if on_cuda:
-            _, dtype = conversion_on(on_cuda, self.index.sample)
-            _load_cast(dtype, self.index.sample.torch_dtype, settings.device)
+            load_cast_of(self.index.sample, settings.device)
         shared, files = super()._opened()
         slot_samples = settings.batch_size * batches_in_slot(self.index, settings)
         self._pool = engine.buffer_pool(shared, self.index.sample, slot_samples, settings.prefetch, on_cuda)
@@ -299,16 +299,20 @@ class RingSource(BatchSource[Index]):
         return {**super().__getstate__(), "_pool": None, "_residence": None}
 
 
-@functools.cache
-def _load_cast(dtype: torch.dtype, result_dtype: torch.dtype, device: torch.device) -> None:
-    """Have CUDA load the kernel of a cast beside the first reads.
+def load_cast_of(sample: Sample, device: torch.device) -> None:
+    """Have a GPU load the kernel that casts such samples, while files are indexed and first read.
 
     That takes 16 ms when the kernel is first used.
     """
+    _, dtype = conversion_on(True, sample)
+    _load_cast(dtype, sample.torch_dtype, device)
+
+
+@functools.cache
+def _load_cast(dtype: torch.dtype, result_dtype: torch.dtype, device: torch.device) -> None:
+    from gdsdata.io.captures import stay_beside_captures
 
     def cast() -> None:
-        from gdsdata.io.captures import stay_beside_captures
-
         stay_beside_captures()
         with contextlib.suppress(RuntimeError):  # the batch that is cast reports what is wrong
             torch.empty(1, dtype=dtype, device=device).to(result_dtype)
