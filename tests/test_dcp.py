@@ -916,6 +916,6 @@ def test_memory_beside_the_tensors_is_bounded(tmp_path, monkeypatch):
         run(reading)
 
     monkeypatch.setattr(TensorReader, "run", watched)
-    monkeypatch.setattr(gdsdata.checkpoint.dcp.storage_reader, "MOST_OWN_BYTES", 15_000)
+    monkeypatch.setattr(gdsdata.checkpoint.tensor_reader, "MOST_OWN_BYTES", 15_000)
     assert_same(loaded(state, GDSStorageReader(tmp_path)), state)
     assert (most, runs) == (3 * 6000, 7)

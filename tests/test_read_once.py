@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import gdsdata
 from gdsdata import EngineOptions
-from gdsdata.checkpoint import api
+from gdsdata.checkpoint import api, casts
 from gdsdata.checkpoint.extents import Extents, SharedExtents
 from gdsdata.checkpoint.open_object import OpenObject
 from gdsdata.checkpoint.tensor_reader import TensorReader
@@ -115,7 +115,9 @@ def _loads(rank, folder):
         name: counted(folder, name, options=DIRECT) for name in ("m.safetensors", "m.pt", "m.safetensors.index.json")
     }
     found["verify"] = counted(folder, "m.safetensors", verify=True, options=DIRECT)
-    found["half"] = gdsdata.load(folder / "m.safetensors", group="auto", dtype=torch.float16)["layers.3.weight"].dtype
+    with changed(casts, "ROUND_BYTES", 3 * MIB):
+        only = ["layers.*"] if rank == 1 else None  # so its rounds would be others
+        found["float16"] = counted(folder, "m.safetensors", dtype=torch.float16, only=only, options=DIRECT)
     found["parts"] = counted(folder, "m.safetensors", only=[f"layers.{rank}.*", "*.bias", "half"], options=DIRECT)
     into = {name: torch.zeros_like(value) for name, value in state_of().items()}
     found["into"] = counted(folder, "m.safetensors", into=into, options=DIRECT)
@@ -214,7 +216,17 @@ def test_ranks_may_load_different_files_and_be_done_early(loads, folder):
         name = "m.pt" if rank == 1 else "m.safetensors"
         assert found["other files"][0] == digest_of(gdsdata.load(folder / name))
         assert found["mesh"] == found["chosen"] == digest_of(gdsdata.load(folder / "m.pt"))
-        assert found["half"] is torch.float16
+
+
+def test_ranks_that_cast_different_tensors_share_those_in_common(loads, folder):
+    whole = gdsdata.load(folder / "m.safetensors")
+    for rank, found in enumerate(loads):
+        wanted = {name: value.half() for name, value in whole.items() if rank != 1 or name.startswith("layers.")}
+        assert found["float16"][0] == digest_of(wanted)
+    if drop_cache(folder / "m.safetensors"):
+        size_bytes = sum(value.nbytes for value in whole.values())
+        of_guesses = RANKS * 4 * MIB  # each rank began as if all wanted the same
+        assert sum(rank["float16"][1] for rank in loads) <= size_bytes + of_guesses
 
 
 @pytest.mark.parametrize(

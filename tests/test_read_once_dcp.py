@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 
 from gdsdata import GDSLoadPlanner, GDSStorageReader, GDSStorageWriter
-from gdsdata.checkpoint.dcp import storage_reader
+from gdsdata.checkpoint import tensor_reader
 
 RANKS = 4
 
@@ -64,9 +64,8 @@ def _loads(rank, folder):
     state = zeros()
     found["verify"] = counted(folder / "ours", state, GDSLoadPlanner(read_once=True), verify=True), digest_of(state)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            storage_reader, "MOST_OWN_BYTES", 3 * MIB * (rank + 1)
-        )  # ranks read in different numbers of rounds
+        # Ranks read in different numbers of rounds.
+        patch.setattr(tensor_reader, "MOST_OWN_BYTES", 3 * MIB * (rank + 1))
         transposed = {
             "layers.1.weight": torch.zeros(2 * 700_001)[::2],
             "layers.2.weight": torch.zeros(700_002, 2)[:, 0],

@@ -47,32 +47,36 @@ def load_new(
     The arguments are those of `gdsdata.load`, and the ranks that read together.
     """
     make_reader = functools.partial(TensorReader, options, verify, together)
-    reader, kind = make_reader(), kind_of(file)
+    kind = kind_of(file)
     if kind is Kind.TORCH and only is None and dtype is None:
         from gdsdata.checkpoint.torch_zip import torch_file  # as in `contents_of`
 
-        return torch_file.load(file, reader, device, weights_only)
+        return torch_file.load(file, make_reader(), device, weights_only)
     contents = contents_of(kind, file, device, make_reader, weights_only)
     saved = {one.path: contents.stored_of(*one) for one in _chosen(file.path, contents.value, only)}
     stored = {place: one for place, one in saved.items() if isinstance(one, Stored)}
-    if dtype is not None:
-        check_casts(file.path, stored, dtype)
-    tensors = reader.tensors(stored, device)
-    reader.run()
+    if dtype is None:
+        reader = make_reader()
+        tensors = reader.tensors(stored, device)
+        reader.run()
+    else:
+        from gdsdata.checkpoint.casts import tensors_cast  # late, because few loads cast
 
-    casts: dict[Any, torch.Tensor] = {}  # tied tensors stay tied
+        check_casts(file.path, stored, dtype)
+        tensors = tensors_cast(stored, dtype, device, make_reader, at_once=together is not None)
+    casts: dict[int, torch.Tensor] = {}  # tied tensors stay tied
 
     def loaded(place: Path, _: Any) -> Any:
         if place not in saved:
             return LEFT_OUT
         leaf = saved[place]
-        tensor = tensors.get(place, leaf)
-        if dtype is None or not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
-            return tensor
-        saved_as = leaf if isinstance(leaf, Stored) else id(leaf)
-        if saved_as not in casts:
-            casts[saved_as] = tensor.to(dtype)
-        return casts[saved_as]
+        if place in tensors:
+            return tensors[place]
+        if dtype is None or not isinstance(leaf, torch.Tensor) or not leaf.is_floating_point():
+            return leaf
+        if id(leaf) not in casts:
+            casts[id(leaf)] = leaf.to(dtype)
+        return casts[id(leaf)]
 
     made = map_leaves(contents.value, loaded)
     wait_for_streams({cast.device for cast in casts.values()})
@@ -123,6 +127,8 @@ def load_into(
     for target, value in found:
         if isinstance(target.value, torch.Tensor):
             fill(target.value, value, target.path, reader)
+            if together is None:  # ranks share what they want at the same time
+                reader.run_if_full()
         else:
             others[target.path] = value
     reader.run()

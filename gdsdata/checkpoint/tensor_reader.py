@@ -15,7 +15,7 @@ from torch.autograd.graph import increment_version
 from gdsdata.checkpoint.extents import Extents, ReadCall, SharedExtents
 from gdsdata.checkpoint.gc_pause import collector_resumed
 from gdsdata.checkpoint.open_file import table_of
-from gdsdata.checkpoint.record_checksums import Part, PartsOfRecord, RecordParts, compare, is_compared
+from gdsdata.checkpoint.record_checksums import MOST_OWN_BYTES, Part, PartsOfRecord, RecordParts, compare, is_compared
 from gdsdata.checkpoint.shared_targets import SharedTargets, fill_last
 from gdsdata.checkpoint.spans import Gapped, spans_of
 from gdsdata.checkpoint.stored import Record, Stored, bytes_of, bytes_of_storage
@@ -265,13 +265,14 @@ class TensorReader:
         self._afterwards.append(call)
 
     def begin(self) -> None:
-        """Begin to read what was collected so far. `run` waits for it.
+        """Begin to read what was collected so far. `run` waits for it. With other ranks, it reads.
 
         Stream semantics: as `run`. This thread's current stream counts.
         """
-        for device, extents in self._by_device.items():
-            self._begin(device, extents)
-        self._by_device = {}
+        if self._together is None:
+            for device, extents in self._by_device.items():
+                self._begin(device, extents)
+            self._by_device = {}
 
     def _begin(self, device: torch.device, extents: Extents) -> None:
         call = self._reader_of(device, extents)
@@ -281,6 +282,13 @@ class TensorReader:
     def cancel(self) -> None:
         """Begin no more reads, and wait for those that have begun."""
         self._batches.shutdown()
+
+    def run_if_full(self) -> None:
+        """Do as `run` does if the own memory is large, and free it. More can be collected then."""
+        if self.own_bytes >= MOST_OWN_BYTES:
+            self.run()
+            self._copies, self._afterwards, self.own_bytes = [], [], 0
+            self._batches = CallThreads(_BATCHES_AT_A_TIME, "gdsdata-read")
 
     def run(self) -> None:
         """Read what is left, compare checksums, and make the calls of `afterwards`.

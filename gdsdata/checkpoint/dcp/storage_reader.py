@@ -31,7 +31,6 @@ from gdsdata.checkpoint.dcp.packed_plan import PackedPlan, packed_plan
 from gdsdata.checkpoint.explanations import torch_errors_explained
 from gdsdata.checkpoint.gc_pause import collector_paused
 from gdsdata.checkpoint.open_file import OpenFile, missing
-from gdsdata.checkpoint.record_checksums import MOST_OWN_BYTES
 from gdsdata.checkpoint.stored import Record, Stored
 from gdsdata.checkpoint.tensor_kinds import freed, is_freed
 from gdsdata.checkpoint.tensor_reader import TensorReader
@@ -229,9 +228,7 @@ class GDSStorageReader(FileSystemReader):
             if item.lengths != stored.shape:
                 check_shape(item, stored, self._tensors_of_metadata, self._metadata_file)
             _read_tensor(item, stored, planner, reader)
-            if reader.own_bytes >= MOST_OWN_BYTES:
-                reader.run()
-                reader = TensorReader(self.options, self.verify, together)
+            reader.run_if_full()
         reader.run()
         if left_to_torch:
             names = ", ".join(item.storage_index.fqn for item in left_to_torch[:5])

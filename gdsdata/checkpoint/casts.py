@@ -1,0 +1,111 @@
+"""`tensors_cast`: new tensors of a file, floating-point ones in another dtype.
+
+Tensors in the dtype of the file are in memory only until they are cast. So they are read some at a
+time, and the next ones are read while the last ones are cast.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+
+import torch
+
+from gdsdata.checkpoint.stored import Record, Stored
+from gdsdata.checkpoint.tensor_reader import TensorReader
+from gdsdata.checkpoint.tensor_rows import overlapping
+from gdsdata.checkpoint.tree import Path
+from gdsdata.io.captures import wait_for_streams
+from gdsdata.progress_bars import current
+
+# A round of casts reads so much. Two rounds are in memory at a time.
+ROUND_BYTES = 256 << 20
+_ROUNDS_AT_A_TIME = 2
+
+
+def tensors_cast(
+    stored: dict[Path, Stored],
+    dtype: torch.dtype,
+    device: torch.device,
+    make_reader: Callable[[], TensorReader],
+    at_once: bool,
+) -> dict[Path, torch.Tensor]:
+    """Read tensors, and cast floating-point ones to ``dtype`` on ``device``.
+
+    Tensors that are equal in the file are one. Other tensors are as of `TensorReader.tensors`.
+
+    Args:
+        stored: where they lie, by their paths.
+        dtype: of the result.
+        device: of the result.
+        make_reader: makes the reader of one round.
+        at_once: in one round, as ranks read that share what they want.
+
+    Raises:
+        Exception: as of `TensorReader.run`.
+
+    Stream semantics: the values are in place when this returns, for every stream.
+    """
+    rounds = [stored] if at_once else list(_rounds(stored, dtype))
+    sizes_bytes = [sum(one.size_bytes for one in part.values()) for part in rounds]
+    bar = current()
+    bar.expect(sum(sizes_bytes))
+    made: dict[Path, torch.Tensor] = {}
+    under_way: deque[tuple[dict[Path, Stored], TensorReader, dict[Path, torch.Tensor]]] = deque()
+    try:
+        for part, size_bytes in zip(rounds, sizes_bytes, strict=True):
+            reader = make_reader()
+            under_way.append((part, reader, reader.tensors(part, device)))
+            bar.expect(-size_bytes)  # the reader expects them
+            reader.begin()
+            if len(under_way) == _ROUNDS_AT_A_TIME:
+                made |= _cast(*under_way.popleft(), dtype)
+        while under_way:
+            made |= _cast(*under_way.popleft(), dtype)
+    finally:
+        for _, reader, _ in under_way:
+            reader.cancel()
+    wait_for_streams({device})
+    return made
+
+
+def _rounds(stored: dict[Path, Stored], dtype: torch.dtype) -> Iterator[dict[Path, Stored]]:
+    """Yield those that stay as they are, and then the others, some at a time.
+
+    Those of one record are in one round.
+    """
+    kept = {place: one for place, one in stored.items() if not _is_cast(one.dtype, dtype)}
+    if kept:
+        yield kept
+    part: dict[Path, Stored] = {}
+    size_bytes, last = 0, Record(None, 0, 0)
+    for group in overlapping({place: one for place, one in stored.items() if place not in kept}):
+        record = group[0][1].record
+        if size_bytes >= ROUND_BYTES and record != last:
+            yield part
+            part, size_bytes = {}, 0
+        part.update(group)
+        size_bytes, last = size_bytes + sum(one.size_bytes for _, one in group), record
+    if part:
+        yield part
+
+
+def _cast(
+    part: dict[Path, Stored], reader: TensorReader, read: dict[Path, torch.Tensor], dtype: torch.dtype
+) -> dict[Path, torch.Tensor]:
+    """Wait for a round's reads, and return its tensors in their dtypes."""
+    reader.run()
+    made: dict[Path, torch.Tensor] = {}
+    casts: dict[Stored, torch.Tensor] = {}  # tied tensors stay tied
+    for place, one in part.items():
+        tensor = read.pop(place)
+        if one.dtype.is_floating_point:
+            if one not in casts:
+                casts[one] = tensor.to(dtype)
+            tensor = casts[one]
+        made[place] = tensor
+    return made
+
+
+def _is_cast(stored: torch.dtype, wanted: torch.dtype) -> bool:
+    return stored.is_floating_point and stored != wanted

@@ -1,0 +1,130 @@
+"""Loads with another dtype: in rounds, so that few tensors are in memory in the file's dtype."""
+
+import threading
+import weakref
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_checkpoint import DEVICES
+
+import gdsdata
+from gdsdata import EngineOptions
+from gdsdata.checkpoint import casts, tensor_reader
+from gdsdata.errors import CorruptData, IoError
+
+ENDINGS = [".pt", ".safetensors"]
+DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.uint8, torch.bool]
+some = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def tensors(count: int, numbers: int = 1000) -> dict[str, torch.Tensor]:
+    return {f"{i:03}": torch.arange(numbers, dtype=torch.float32) + i for i in range(count)}
+
+
+@pytest.fixture
+def live_bytes(monkeypatch):
+    """The bytes of tensors that loads have read and not freed, when each round begins."""
+    alive, found = [], []
+    read = tensor_reader.TensorReader.tensors
+
+    def noted(self, wanted, device):
+        made = read(self, wanted, device)
+        alive.extend((weakref.ref(one), one.nbytes) for one in made.values())
+        found.append(sum(size_bytes for one, size_bytes in alive if one() is not None))
+        return made
+
+    monkeypatch.setattr(tensor_reader.TensorReader, "tensors", noted)
+    return found
+
+
+@some
+@given(
+    dtypes=st.lists(st.sampled_from(DTYPES), min_size=1, max_size=12),
+    wanted=st.sampled_from([torch.float32, torch.bfloat16, torch.float64]),
+    ending=st.sampled_from(ENDINGS),
+    round_bytes=st.sampled_from([1, 100, 4000, 1 << 30]),
+    verify=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_rounds_of_any_length_give_the_values_that_torch_casts(
+    tmp_path, monkeypatch, dtypes, wanted, ending, round_bytes, verify, seed
+):
+    chance = torch.Generator().manual_seed(seed)
+    state = {
+        str(i): (torch.rand(int(torch.randint(60, (1,), generator=chance)), 7, generator=chance) * 100).to(dtype)
+        for i, dtype in enumerate(dtypes)
+    }
+    gdsdata.save(state, tmp_path / f"x{ending}")
+    monkeypatch.setattr(casts, "ROUND_BYTES", round_bytes)
+    found = gdsdata.load(tmp_path / f"x{ending}", dtype=wanted, verify=verify)
+    assert found.keys() == state.keys()
+    for name, one in state.items():
+        expected = one.to(wanted) if one.is_floating_point() else one
+        assert found[name].dtype == expected.dtype and torch.equal(found[name], expected), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_views_of_a_storage_are_cast_in_one_round_and_tied_ones_once(tmp_path, monkeypatch, live_bytes, dtype):
+    base = torch.arange(6000.0)
+    state = {"a": base[:3000], "b": base[3000:], "again": base[:3000], "c": torch.ones(5)}
+    torch.save(state, tmp_path / "x.pt")
+    monkeypatch.setattr(casts, "ROUND_BYTES", 1)
+    found = gdsdata.load(tmp_path / "x.pt", dtype=dtype, verify=True)
+    assert all(torch.equal(found[name], one.to(dtype)) for name, one in state.items())
+    assert found["a"] is found["again"]
+    assert len(live_bytes) == (2 if dtype == torch.float16 else 1)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_few_tensors_are_in_memory_in_the_dtype_of_the_file(tmp_path, monkeypatch, live_bytes, ending, device):
+    gdsdata.save(tensors(40), tmp_path / f"x{ending}")
+    monkeypatch.setattr(casts, "ROUND_BYTES", 4000)
+    found = gdsdata.load(tmp_path / f"x{ending}", device, dtype=torch.bfloat16)
+    assert all(torch.equal(found[name].cpu(), one.bfloat16()) for name, one in tensors(40).items())
+    assert len(live_bytes) == 40 and max(live_bytes) == 2 * 4000
+
+
+def test_an_error_of_one_round_comes_when_the_reads_of_the_next_one_have_ended(tmp_path, monkeypatch):
+    path = tmp_path / "x.safetensors"
+    gdsdata.save(tensors(6), path)
+    content = bytearray(path.read_bytes())
+    content[-5 * 4000 + 100] ^= 1  # in the second one
+    path.write_bytes(content)
+    monkeypatch.setattr(casts, "ROUND_BYTES", 1)
+    slow = EngineOptions(faults="late=1,late_ms=300", direct="always")
+    with pytest.raises(CorruptData, match="001 in .* has the checksum"):
+        gdsdata.load(path, dtype=torch.float16, verify=True, options=slow)
+    assert not [one for one in threading.enumerate() if one.name == "gdsdata-read"]
+
+
+def test_storage_that_fails_in_a_later_round_is_an_error(tmp_path, monkeypatch):
+    gdsdata.save(tensors(6), tmp_path / "x.pt")
+    monkeypatch.setattr(casts, "ROUND_BYTES", 1)
+    failing = EngineOptions(workers=1, faults="fail_at=3", direct="always")
+    with pytest.raises(IoError):
+        gdsdata.load(tmp_path / "x.pt", dtype=torch.float16, options=failing)
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_into_casts_in_rounds_too(tmp_path, monkeypatch, ending):
+    gdsdata.save(tensors(10), tmp_path / f"x{ending}")
+    monkeypatch.setattr(tensor_reader, "MOST_OWN_BYTES", 8000)
+    into = {name: torch.zeros(1000, dtype=torch.float64) for name in tensors(10)}
+    most, run = [], tensor_reader.TensorReader.run
+    monkeypatch.setattr(tensor_reader.TensorReader, "run", lambda self: (most.append(self.own_bytes), run(self))[1])
+    gdsdata.load(tmp_path / f"x{ending}", into=into, dtype=torch.float64)
+    assert all(torch.equal(into[name], one.double()) for name, one in tensors(10).items())
+    assert len(most) == 6 and max(most) == 8000
+
+
+def test_targets_that_share_memory_are_noticed_across_rounds(tmp_path, monkeypatch):
+    gdsdata.save({"a": torch.zeros(1000), "b": torch.ones(1000), "c": torch.ones(9)}, tmp_path / "x.safetensors")
+    monkeypatch.setattr(tensor_reader, "MOST_OWN_BYTES", 1)
+    memory = torch.zeros(1000, dtype=torch.float64)
+    into = {"a": memory, "b": memory, "c": torch.zeros(9, dtype=torch.float64)}
+    with pytest.warns(RuntimeWarning, match="a and b share memory here, and .* has other values for each"):
+        gdsdata.load(tmp_path / "x.safetensors", into=into, dtype=torch.float64)
+    assert memory.sum() == 1000 and into["c"].sum() == 9
