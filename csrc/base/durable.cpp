@@ -93,7 +93,7 @@ void preallocate(const File& file, uint64_t length_bytes) {
   if (length_bytes == 0) return;
   const auto allocate = [&] { return ::fallocate(file.buffered(), 0, 0, static_cast<off_t>(length_bytes)); };
   int result = allocate();
-  if (result != 0 && errno == ENOSPC) {
+  if (result != 0 && (errno == ENOSPC || errno == EDQUOT)) {
     freeing().wait();
     result = allocate();
   }

@@ -21,6 +21,12 @@ const char* remedy(int system_errno) {
       return "; raise the limit of open files (ulimit -n)";
     case ENOSPC:
       return "; free space on the file system or choose another";
+    case EDQUOT:
+      return "; free space of this user or project, or have the quota raised";
+    case EFBIG:
+      return "; raise the limit of file sizes (ulimit -f), or choose a file system that has such long files";
+    case EROFS:
+      return "; choose another file system, or mount this one for writing";
     case EIO:
       return "; the device reported a failure, see the kernel's log";
     case ECANCELED:  // io_uring gives requests to a thread of the kernel, which counts as the user's
