@@ -8,7 +8,8 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from gdsdata.formats import Tokens, tokens
+from gdsdata.data.batches import source
+from gdsdata.formats import Npy, Tokens, tokens
 from gdsdata.formats.tokens import seeming_dtype
 
 many = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -95,4 +96,13 @@ def test_zeros_and_few_tokens_show_no_dtype():
 def test_files_without_a_header_have_the_samples_that_their_format_expects(tmp_path, dtype, raw):
     (tmp_path / "tokens.bin").write_bytes(bytes(1024))
     format = Tokens(dtype, seq_len=16, raw=raw)
-    assert format.index([str(tmp_path / "tokens.bin")]).sample == format.expected
+    assert format.index([str(tmp_path / "tokens.bin")]).sample == format.expected_sample
+
+
+def test_a_gpu_loads_the_cast_that_a_format_expects(monkeypatch):
+    asked = []
+    monkeypatch.setattr(source, "_load_cast", lambda *cast: asked.append(cast))
+    gpu = torch.device("cuda", 0)
+    for format, device in [(Tokens("int32"), gpu), (Tokens(), gpu), (Tokens(), torch.device("cpu")), (Npy(), gpu)]:
+        source.load_expected_cast(format, device)
+    assert asked == [(torch.int32, torch.int64, gpu), (torch.uint16, torch.int64, gpu)]

@@ -13,6 +13,7 @@ from torch.utils.data import get_worker_info
 
 from gdsdata.data import arguments
 from gdsdata.data.batches.settings import BatchSettings
+from gdsdata.data.batches.source import load_expected_cast
 from gdsdata.data.groups import Fields, Reading, Sharding, group_of
 from gdsdata.data.indexing import Indexing
 from gdsdata.data.iteration import Iteration
@@ -172,6 +173,7 @@ class GDSDataset(RankedDataset):
         arguments.check_interval(report_every_s)
         self.device = engine.resolved(device_of_batches(device))
         arguments.check_values(fields, reading, self.device, on_error)
+        load_expected_cast(format, self.device)
         self.transform, self._collate = transform, fields.collate
         settings = BatchSettings(
             device=self.device,

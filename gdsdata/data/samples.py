@@ -12,7 +12,7 @@ from torch.utils.data import get_worker_info
 from gdsdata.data import arguments
 from gdsdata.data.batches.reader import Reader
 from gdsdata.data.batches.settings import BatchSettings
-from gdsdata.data.batches.source import BatchSource, RingSource, begun_engine, load_cast_of
+from gdsdata.data.batches.source import BatchSource, RingSource, begun_engine
 from gdsdata.data.indexing import Indexing
 from gdsdata.data.order import choice
 from gdsdata.data.order.epoch import Epoch, part_of_step
@@ -317,8 +317,6 @@ class Samples:
         settings = self.settings
         if settings.device.type != "cuda" or get_worker_info() or getattr(format, "decoded_on_cpu", False):
             return None
-        if (sample := getattr(format, "expected", None)) is not None:
-            load_cast_of(sample, settings.device)
         return begun_engine(path, settings.options, settings.device)
 
     def _indexed(self, on_format: Callable[[Format, str], object]) -> SampleIndex:

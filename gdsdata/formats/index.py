@@ -283,8 +283,8 @@ class Format(Protocol):
 
     If a class has ``decoded_on_cpu = True``, no engine of a GPU begins before its files are
     indexed. If it has ``takes_any_bytes = True``, nothing in a file shows that it is of the format,
-    so a folder's files must have one ending. If it has a `Sample` as ``expected``, a GPU loads what
-    casts such samples while files are indexed.
+    so a folder's files must have one ending. If it has a `Sample` as ``expected_sample``, a GPU
+    loads what casts such samples while files are indexed.
     """
 
     def index(self, paths: list[str]) -> SampleIndex:

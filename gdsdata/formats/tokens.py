@@ -129,7 +129,7 @@ class Tokens:
         )
 
     @property
-    def expected(self) -> Sample:
+    def expected_sample(self) -> Sample:
         """The samples of files without a header, or of ``dtype``."""
         return self._sample_of(self._bare_dtype())
 
