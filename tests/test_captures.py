@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import gdsdata
-from gdsdata.checkpoint import loading, tensor_reader
+from gdsdata.checkpoint import casts, loading, tensor_reader
 from gdsdata.checkpoint.background.save_job import SaveJob
 from gdsdata.checkpoint.threads import DaemonThreads
 from gdsdata.io import captures
@@ -86,7 +86,7 @@ def test_on_gpus_of_another_maker_saves_loads_and_threads_ask_no_driver(monkeypa
 @pytest.mark.parametrize("ending", ["safetensors", "pt"])
 def test_a_load_that_casts_or_copies_waits_for_its_streams(tmp_path, monkeypatch, ending):
     waited = []
-    for module in (loading, tensor_reader):
+    for module in (loading, casts, tensor_reader):
         monkeypatch.setattr(module, "wait_for_streams", waited.extend)
     path = tmp_path / f"a.{ending}"
     gdsdata.save({"a": torch.ones(3)}, path)

@@ -54,8 +54,9 @@ def tensors_cast(
     under_way: deque[tuple[dict[Path, Stored], TensorReader, dict[Path, torch.Tensor]]] = deque()
     try:
         for part, size_bytes in zip(rounds, sizes_bytes, strict=True):
-            reader = make_reader()
-            under_way.append((part, reader, reader.tensors(part, device)))
+            reader, read = make_reader(), dict[Path, torch.Tensor]()
+            under_way.append((part, reader, read))
+            read |= reader.tensors(part, device)
             bar.expect(-size_bytes)  # the reader expects them
             reader.begin()
             if len(under_way) == _ROUNDS_AT_A_TIME:

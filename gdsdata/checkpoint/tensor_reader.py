@@ -265,7 +265,9 @@ class TensorReader:
         self._afterwards.append(call)
 
     def begin(self) -> None:
-        """Begin to read what was collected so far. `run` waits for it. With other ranks, it reads.
+        """Begin to read what was collected so far. `run` waits for it.
+
+        Ranks that read together begin in `run`.
 
         Stream semantics: as `run`. This thread's current stream counts.
         """
