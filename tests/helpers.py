@@ -362,7 +362,8 @@ def few_bytes_of_python(most_bytes: int) -> Iterator[None]:
         peak_bytes = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert peak_bytes <= most_bytes
+    others = [one.name for one in threading.enumerate()]  # any of them may have allocated
+    assert peak_bytes <= most_bytes, f"{peak_bytes} bytes, and {most_bytes} are few; threads: {', '.join(others)}"
 
 
 def _status_bytes(field: str) -> int:
