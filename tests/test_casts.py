@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from test_checkpoint import DEVICES
 
 import gdsdata
-from gdsdata import EngineOptions
+from gdsdata import EngineOptions, progress_bars
 from gdsdata.checkpoint import casts, tensor_reader
 from gdsdata.errors import CorruptData, IoError
 
@@ -81,10 +81,24 @@ def test_views_of_a_storage_are_cast_in_one_round_and_tied_ones_once(tmp_path, m
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_few_tensors_are_in_memory_in_the_dtype_of_the_file(tmp_path, monkeypatch, live_bytes, ending, device):
     gdsdata.save(tensors(40), tmp_path / f"x{ending}")
-    monkeypatch.setattr(casts, "ROUND_BYTES", 4000)
+    monkeypatch.setattr(casts, "ROUND_BYTES", 7999)
     found = gdsdata.load(tmp_path / f"x{ending}", device, dtype=torch.bfloat16)
     assert all(torch.equal(found[name].cpu(), one.bfloat16()) for name, one in tensors(40).items())
     assert len(live_bytes) == 40 and max(live_bytes) == 2 * 4000
+
+
+def test_a_progress_bar_knows_all_rounds_from_the_first_one_on(tmp_path, monkeypatch):
+    gdsdata.save(tensors(10), tmp_path / "x.safetensors")
+    monkeypatch.setattr(casts, "ROUND_BYTES", 4000)
+    bar, totals = progress_bars.Bar("load", None, "B"), []
+    add = bar.add
+    bar.add = lambda count: (totals.append(bar.total), add(count))
+    before = progress_bars._current.set(bar)
+    try:
+        gdsdata.load(tmp_path / "x.safetensors", dtype=torch.float16)
+    finally:
+        progress_bars._current.reset(before)
+    assert totals == [40_000] * 10 and bar.done == 40_000
 
 
 def test_an_error_of_one_round_comes_when_the_reads_of_the_next_one_have_ended(tmp_path, monkeypatch):

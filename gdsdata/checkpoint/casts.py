@@ -18,7 +18,7 @@ from gdsdata.checkpoint.tree import Path
 from gdsdata.io.captures import wait_for_streams
 from gdsdata.progress_bars import current
 
-# A round of casts reads so much. Two rounds are in memory at a time.
+# A round of casts reads at most so much, or one larger record. Two rounds are in memory at a time.
 ROUND_BYTES = 256 << 20
 _ROUNDS_AT_A_TIME = 2
 
@@ -32,7 +32,8 @@ def tensors_cast(
 ) -> dict[Path, torch.Tensor]:
     """Read tensors, and cast floating-point ones to ``dtype`` on ``device``.
 
-    Tensors that are equal in the file are one. Other tensors are as of `TensorReader.tensors`.
+    Floating-point tensors of the same place in the file are one tensor. All else is as of
+    `TensorReader.tensors`.
 
     Args:
         stored: where they lie, by their paths.
@@ -81,12 +82,12 @@ def _rounds(stored: dict[Path, Stored], dtype: torch.dtype) -> Iterator[dict[Pat
     part: dict[Path, Stored] = {}
     size_bytes, last = 0, Record(None, 0, 0)
     for group in overlapping({place: one for place, one in stored.items() if place not in kept}):
-        record = group[0][1].record
-        if size_bytes >= ROUND_BYTES and record != last:
+        record, more_bytes = group[0][1].record, sum(one.size_bytes for _, one in group)
+        if part and record != last and size_bytes + more_bytes > ROUND_BYTES:
             yield part
             part, size_bytes = {}, 0
         part.update(group)
-        size_bytes, last = size_bytes + sum(one.size_bytes for _, one in group), record
+        size_bytes, last = size_bytes + more_bytes, record
     if part:
         yield part
 
