@@ -154,6 +154,7 @@ class Engine:
         before: Mark,
         background: bool,
         stall_timeout_s: float = 0,
+        conversion: str = "none",
     ) -> tuple[NDArray[np.uint32], _Routes]: ...
     def begin_read(
         self,

@@ -243,7 +243,7 @@ def note_rounds(monkeypatch, most_bytes):
     sizes, read_collected = [], tensor_reader.TensorReader._read_collected
 
     def noted(reader):
-        sizes.append(sum(sum(one.sizes_bytes) for one in reader._by_device.values()))
+        sizes.append(sum(sum(one.sizes_bytes) for one in reader._collected.values()))
         read_collected(reader)
 
     monkeypatch.setattr(record_checksums, "MOST_OWN_BYTES", most_bytes)

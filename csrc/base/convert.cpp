@@ -1,20 +1,15 @@
 #include "base/convert.h"
 
+#include <bit>
 #include <cstring>
 
 namespace gdsdata {
 
 namespace {
 
-// memcpy, because neither side is aligned. It compiles to plain vector loads and stores.
-template <typename Stored, typename Result>
-[[gnu::always_inline]] inline void widen(std::byte* result, const std::byte* stored, size_t count) {
-  for (size_t i = 0; i < count; ++i) {
-    Stored value;
-    std::memcpy(&value, stored + i * sizeof(Stored), sizeof(Stored));
-    const Result wide = value;
-    std::memcpy(result + i * sizeof(Result), &wide, sizeof(Result));
-  }
+template <typename Stored>
+[[gnu::always_inline]] inline int64_t widened(Stored value) {
+  return value;
 }
 
 template <typename Word>
@@ -24,13 +19,59 @@ template <typename Word>
   if constexpr (sizeof(Word) == 8) return __builtin_bswap64(word);
 }
 
-template <typename Word>
-[[gnu::always_inline]] inline void swap(std::byte* result, const std::byte* stored, size_t count) {
+// Floating-point numbers are their bits here. Arithmetic has no f32 with fewer bits than usual, for
+// which a program may ask the processor to take zero.
+constexpr uint32_t kF32Sign = 0x80000000, kF32Infinity = 0x7F800000;
+// An f16 has 5 bits of exponent and 10 of mantissa, an f32 has 8 and 23. So their exponents differ by
+// 112. An f16 below 2^-14 has fewer bits than usual.
+constexpr uint32_t kExponents = 112 << 23, kLeastUsual = kExponents + (1 << 23);
+constexpr float kLeastUsualNumber = 0x1p-14F;
+
+[[gnu::always_inline]] inline float number_of(uint32_t f32) { return std::bit_cast<float>(f32); }
+[[gnu::always_inline]] inline uint32_t f32_of(float number) { return std::bit_cast<uint32_t>(number); }
+
+// The upper half of the bits. A NaN remains one: its upper bits may all be zero.
+[[gnu::always_inline]] inline uint16_t bf16_of_f32(uint32_t f32) {
+  constexpr uint32_t kQuietNan = 0x40;
+  const uint32_t upper = f32 >> 16;
+  const uint32_t rounded = (f32 + 0x7FFF + (upper & 1)) >> 16;
+  return static_cast<uint16_t>((f32 & ~kF32Sign) > kF32Infinity ? upper | kQuietNan : rounded);
+}
+
+[[gnu::always_inline]] inline uint32_t f32_of_bf16(uint16_t bf16) { return static_cast<uint32_t>(bf16) << 16; }
+
+[[gnu::always_inline]] inline uint32_t f32_of_f16(uint16_t f16) {
+  constexpr uint32_t kShifted = 0x7FFF << 13, kShiftedInfinity = 0x7C00 << 13, kShiftedUsual = 1 << 23;
+  const uint32_t shifted = (static_cast<uint32_t>(f16) << 13) & kShifted;
+  const uint32_t small = f32_of(number_of(shifted + kLeastUsual) - kLeastUsualNumber);
+  const uint32_t finite = shifted < kShiftedUsual ? small : shifted + kExponents;
+  const uint32_t magnitude = shifted >= kShiftedInfinity ? shifted | kF32Infinity : finite;
+  return magnitude | (static_cast<uint32_t>(f16) & 0x8000) << 16;
+}
+
+[[gnu::always_inline]] inline uint16_t f16_of_f32(uint32_t f32) {
+  constexpr uint32_t kTooLarge = 0x47800000;  // 2^16
+  constexpr uint32_t kInfinity = 0x7C00, kQuietNan = 0x7E00;
+  const uint32_t magnitude = f32 & ~kF32Sign;
+  const uint32_t usual = (magnitude - kExponents + 0xFFF + ((magnitude >> 13) & 1)) >> 13;
+  // The last bit of a sum with 1/2 is worth 2^-24, as that of the small numbers of an f16.
+  const uint32_t small = f32_of(number_of(magnitude) + 0.5F) - f32_of(0.5F);
+  const uint32_t finite = magnitude < kLeastUsual ? small : usual;
+  const uint32_t other = magnitude > kF32Infinity ? kQuietNan : kInfinity;
+  return static_cast<uint16_t>((magnitude >= kTooLarge ? other : finite) | (f32 & kF32Sign) >> 16);
+}
+
+[[gnu::always_inline]] inline uint16_t bf16_of_f16(uint16_t f16) { return bf16_of_f32(f32_of_f16(f16)); }
+[[gnu::always_inline]] inline uint16_t f16_of_bf16(uint16_t bf16) { return f16_of_f32(f32_of_bf16(bf16)); }
+
+// memcpy, because neither side is aligned. It compiles to plain vector loads and stores.
+template <typename Stored, auto kResultOf>
+[[gnu::always_inline]] inline void each(std::byte* result, const std::byte* stored, size_t count) {
   for (size_t i = 0; i < count; ++i) {
-    Word word;
-    std::memcpy(&word, stored + i * sizeof(Word), sizeof(Word));
-    word = swapped(word);
-    std::memcpy(result + i * sizeof(Word), &word, sizeof(Word));
+    Stored value;
+    std::memcpy(&value, stored + i * sizeof(Stored), sizeof(Stored));
+    const auto made = kResultOf(value);
+    std::memcpy(result + i * sizeof(made), &made, sizeof(made));
   }
 }
 
@@ -79,10 +120,16 @@ size_t stored_element_bytes(Conversion conversion) {
       return 1;
     case Conversion::kU16ToI64:
     case Conversion::kI16ToI64:
+    case Conversion::kF16ToF32:
+    case Conversion::kF16ToBf16:
+    case Conversion::kBf16ToF32:
+    case Conversion::kBf16ToF16:
     case Conversion::kSwap2:
       return 2;
     case Conversion::kI32ToI64:
     case Conversion::kU32ToI64:
+    case Conversion::kF32ToF16:
+    case Conversion::kF32ToBf16:
     case Conversion::kSwap4:
       return 4;
     case Conversion::kSwap8:
@@ -99,6 +146,12 @@ size_t result_element_bytes(Conversion conversion) {
     case Conversion::kI32ToI64:
     case Conversion::kU32ToI64:
       return 8;
+    case Conversion::kF32ToF16:
+    case Conversion::kF32ToBf16:
+      return 2;
+    case Conversion::kF16ToF32:
+    case Conversion::kBf16ToF32:
+      return 4;
     default:
       return stored_element_bytes(conversion);
   }
@@ -112,21 +165,33 @@ void convert(Conversion conversion, std::byte* result, const std::byte* stored, 
       std::memcpy(result, stored, stored_bytes);
       return;
     case Conversion::kU8ToI64:
-      return run<widen<uint8_t, int64_t>>(result, stored, count, has);
+      return run<each<uint8_t, widened<uint8_t>>>(result, stored, count, has);
     case Conversion::kU16ToI64:
-      return run<widen<uint16_t, int64_t>>(result, stored, count, has);
+      return run<each<uint16_t, widened<uint16_t>>>(result, stored, count, has);
     case Conversion::kI16ToI64:
-      return run<widen<int16_t, int64_t>>(result, stored, count, has);
+      return run<each<int16_t, widened<int16_t>>>(result, stored, count, has);
     case Conversion::kI32ToI64:
-      return run<widen<int32_t, int64_t>>(result, stored, count, has);
+      return run<each<int32_t, widened<int32_t>>>(result, stored, count, has);
     case Conversion::kU32ToI64:
-      return run<widen<uint32_t, int64_t>>(result, stored, count, has);
+      return run<each<uint32_t, widened<uint32_t>>>(result, stored, count, has);
+    case Conversion::kF32ToF16:
+      return run<each<uint32_t, f16_of_f32>>(result, stored, count, has);
+    case Conversion::kF32ToBf16:
+      return run<each<uint32_t, bf16_of_f32>>(result, stored, count, has);
+    case Conversion::kF16ToF32:
+      return run<each<uint16_t, f32_of_f16>>(result, stored, count, has);
+    case Conversion::kF16ToBf16:
+      return run<each<uint16_t, bf16_of_f16>>(result, stored, count, has);
+    case Conversion::kBf16ToF32:
+      return run<each<uint16_t, f32_of_bf16>>(result, stored, count, has);
+    case Conversion::kBf16ToF16:
+      return run<each<uint16_t, f16_of_bf16>>(result, stored, count, has);
     case Conversion::kSwap2:
-      return run<swap<uint16_t>>(result, stored, count, has);
+      return run<each<uint16_t, swapped<uint16_t>>>(result, stored, count, has);
     case Conversion::kSwap4:
-      return run<swap<uint32_t>>(result, stored, count, has);
+      return run<each<uint32_t, swapped<uint32_t>>>(result, stored, count, has);
     case Conversion::kSwap8:
-      return run<swap<uint64_t>>(result, stored, count, has);
+      return run<each<uint64_t, swapped<uint64_t>>>(result, stored, count, has);
   }
 }
 

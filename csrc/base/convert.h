@@ -15,6 +15,12 @@ enum class Conversion : uint8_t {
   kI16ToI64,
   kI32ToI64,
   kU32ToI64,
+  kF32ToF16,  // floating-point numbers are rounded to the nearest one, or to the even one of two
+  kF32ToBf16,
+  kF16ToF32,
+  kF16ToBf16,
+  kBf16ToF32,
+  kBf16ToF16,
   kSwap2,  // swaps the byte order of 2-byte elements
   kSwap4,
   kSwap8,

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/durable.h"
+#include "base/error.h"
 
 namespace gdsdata {
 
@@ -20,8 +21,12 @@ std::shared_ptr<Group> group_of(Direction direction, std::shared_ptr<FileTable> 
 }
 
 Moved move(Engine& engine, Direction direction, std::shared_ptr<FileTable> files, std::vector<Transfer> transfers,
-           bool with_checksums, const Caller& caller) {
+           Conversion conversion, bool with_checksums, const Caller& caller) {
   const auto group = group_of(direction, std::move(files), std::move(transfers), caller);
+  if (with_checksums && conversion != Conversion::kNone) {
+    throw Failure({ErrorCode::kInvalidArgument, "a read that converts elements has no checksums"});
+  }
+  group->edit().conversion = conversion;
   group->edit().checksum = with_checksums ? Checksum::kCrc32 : Checksum::kNone;
   engine.run(group, caller.poll, caller.stall_timeout);
   return {with_checksums ? group->checksums() : std::vector<uint32_t>(), group->result().bytes};
@@ -30,7 +35,7 @@ Moved move(Engine& engine, Direction direction, std::shared_ptr<FileTable> files
 void move_range(Engine& engine, Direction direction, std::shared_ptr<File> file, uint64_t offset, uint64_t length,
                 const Caller& caller) {
   auto files = std::make_shared<FileTable>(std::move(file));
-  move(engine, direction, std::move(files), {{0, offset, length, caller.memory}}, false, caller);
+  move(engine, direction, std::move(files), {{0, offset, length, caller.memory}}, Conversion::kNone, false, caller);
 }
 
 }  // namespace
@@ -39,9 +44,9 @@ void read_range(Engine& engine, const std::string& path, uint64_t offset, uint64
   move_range(engine, Direction::kRead, File::open_for_reading(path), offset, length, caller);
 }
 
-Moved read_many(Engine& engine, std::shared_ptr<FileTable> files, std::vector<Transfer> transfers, bool with_checksums,
-                const Caller& caller) {
-  return move(engine, Direction::kRead, std::move(files), std::move(transfers), with_checksums, caller);
+Moved read_many(Engine& engine, std::shared_ptr<FileTable> files, std::vector<Transfer> transfers,
+                Conversion conversion, bool with_checksums, const Caller& caller) {
+  return move(engine, Direction::kRead, std::move(files), std::move(transfers), conversion, with_checksums, caller);
 }
 
 std::shared_ptr<Group> group_of_reads(std::shared_ptr<FileTable> files, std::vector<Transfer> transfers,
@@ -64,8 +69,8 @@ Output::Output(int descriptor, const std::string& path, uint64_t length)
 
 std::vector<uint32_t> Output::write(Engine& engine, std::vector<Transfer> transfers, bool with_checksums,
                                     const Caller& caller) {
-  return move(engine, Direction::kWrite, std::make_shared<FileTable>(file_), std::move(transfers), with_checksums,
-              caller)
+  return move(engine, Direction::kWrite, std::make_shared<FileTable>(file_), std::move(transfers), Conversion::kNone,
+              with_checksums, caller)
       .checksums;
 }
 

@@ -34,9 +34,10 @@ struct Moved {
   RouteBytes bytes;  // by route
 };
 
-// Reads many transfers, each from its file to its memory on the engine's device.
-Moved read_many(Engine& engine, std::shared_ptr<FileTable> files, std::vector<Transfer> transfers, bool with_checksums,
-                const Caller& caller);
+// Reads many transfers, each from its file to its memory on the engine's device. A conversion is for
+// memory of the processor, and without checksums.
+Moved read_many(Engine& engine, std::shared_ptr<FileTable> files, std::vector<Transfer> transfers,
+                Conversion conversion, bool with_checksums, const Caller& caller);
 // The same as a group that is not submitted, for Pending.
 std::shared_ptr<Group> group_of_reads(std::shared_ptr<FileTable> files, std::vector<Transfer> transfers,
                                       const Caller& caller);

@@ -238,17 +238,18 @@ void bind_calls(py::module_& module) {
           "read_many",
           [](Engine& engine, std::shared_ptr<FileTable> files, const Array<int32_t>& file, const Array<int64_t>& offset,
              const Array<int64_t>& length, py::object memory, const Array<int64_t>& place, bool with_checksums,
-             const Mark& before, bool background, double stall_timeout_s) {
-            std::vector<Transfer> transfers =
-                transfers_of(files->size(), {file, offset, length, place}, memory, Access::kWrite);
+             const Mark& before, bool background, double stall_timeout_s, const std::string& conversion) {
+            std::vector<Transfer> transfers = transfers_of(files->size(), {file, offset, length, place}, memory,
+                                                           Access::kWrite, conversion_of(conversion));
             const Moved moved = waiting(std::move(memory), [&] {
-              return read_many(engine, std::move(files), std::move(transfers), with_checksums,
-                               caller_of(nullptr, before, background, stall_timeout_s));
+              return read_many(engine, std::move(files), std::move(transfers), conversion_of(conversion),
+                               with_checksums, caller_of(nullptr, before, background, stall_timeout_s));
             });
             return std::make_pair(array_of(moved.checksums), by_route(moved.bytes));
           },
           py::arg("files"), py::arg("file"), py::arg("offset"), py::arg("length"), py::arg("memory"), py::arg("place"),
-          py::arg("with_checksums"), py::arg("before"), py::arg("background"), py::arg("stall_timeout_s") = 0)
+          py::arg("with_checksums"), py::arg("before"), py::arg("background"), py::arg("stall_timeout_s") = 0,
+          py::arg("conversion") = "none")
       .def(
           "begin_read",
           [](std::shared_ptr<Engine> engine, std::shared_ptr<FileTable> files, const Array<int32_t>& file,

@@ -34,10 +34,20 @@ Checksum checksum_of(const std::string& name) {
 
 Conversion conversion_of(const std::string& name) {
   static const std::map<std::string, Conversion> kNames = {
-      {"none", Conversion::kNone},           {"u8_to_i64", Conversion::kU8ToI64},
-      {"u16_to_i64", Conversion::kU16ToI64}, {"i16_to_i64", Conversion::kI16ToI64},
-      {"i32_to_i64", Conversion::kI32ToI64}, {"u32_to_i64", Conversion::kU32ToI64},
-      {"swap_2", Conversion::kSwap2},        {"swap_4", Conversion::kSwap4},
+      {"none", Conversion::kNone},
+      {"u8_to_i64", Conversion::kU8ToI64},
+      {"u16_to_i64", Conversion::kU16ToI64},
+      {"i16_to_i64", Conversion::kI16ToI64},
+      {"i32_to_i64", Conversion::kI32ToI64},
+      {"u32_to_i64", Conversion::kU32ToI64},
+      {"f32_to_f16", Conversion::kF32ToF16},
+      {"f32_to_bf16", Conversion::kF32ToBf16},
+      {"f16_to_f32", Conversion::kF16ToF32},
+      {"f16_to_bf16", Conversion::kF16ToBf16},
+      {"bf16_to_f32", Conversion::kBf16ToF32},
+      {"bf16_to_f16", Conversion::kBf16ToF16},
+      {"swap_2", Conversion::kSwap2},
+      {"swap_4", Conversion::kSwap4},
       {"swap_8", Conversion::kSwap8},
   };
   const auto found = kNames.find(name);

@@ -1,7 +1,8 @@
 """`tensors_cast`: new tensors of a file, floating-point ones in another dtype.
 
-Tensors in the dtype of the file are in memory only until they are cast. So they are read some at a
-time, and the next ones are read while the last ones are cast.
+On the CPU, the engine casts most of them while it reads. Others are in memory in the dtype of the
+file until they are cast. So tensors are read some at a time, and the next ones are read while the
+last ones are cast.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from gdsdata.checkpoint.tensor_reader import TensorReader
 from gdsdata.checkpoint.tensor_rows import overlapping
 from gdsdata.checkpoint.tree import Path
 from gdsdata.io.captures import wait_for_streams
+from gdsdata.io.new_memory import new_tensor
 from gdsdata.progress_bars import current
 
 # A round of casts reads at most so much, or one larger record. Two rounds are in memory at a time.
@@ -57,7 +59,7 @@ def tensors_cast(
         for part, size_bytes in zip(rounds, sizes_bytes, strict=True):
             reader, read = make_reader(), dict[Path, torch.Tensor]()
             under_way.append((part, reader, read))
-            read |= reader.tensors(part, device)
+            read |= _collected(reader, part, dtype, device)
             bar.expect(-size_bytes)  # the reader expects them
             reader.begin()
             if len(under_way) == _ROUNDS_AT_A_TIME:
@@ -90,6 +92,20 @@ def _rounds(stored: dict[Path, Stored], dtype: torch.dtype) -> Iterator[dict[Pat
         size_bytes, last = size_bytes + more_bytes, record
     if part:
         yield part
+
+
+def _collected(
+    reader: TensorReader, part: dict[Path, Stored], dtype: torch.dtype, device: torch.device
+) -> dict[Path, torch.Tensor]:
+    """Have tensors read, and cast meanwhile if the reader can."""
+    made: dict[Path, torch.Tensor] = {}
+    for group in overlapping(part):
+        path, stored = group[0]
+        if all(one == stored for _, one in group) and reader.conversion_of(stored, dtype, device) is not None:
+            tensor = new_tensor(stored.shape, None, dtype, device)
+            reader.tensor_into(tensor, stored, path)
+            made |= dict.fromkeys((place for place, _ in group), tensor)
+    return made | reader.tensors({path: one for path, one in part.items() if path not in made}, device)
 
 
 def _cast(

@@ -32,10 +32,14 @@ class Extents:
     places: list[int] = field(default_factory=list)  # in the targets, in bytes
     targets: list[torch.Tensor | torch.UntypedStorage] = field(default_factory=list)  # one for each place
     bytes: int = 0
+    conversion: str = "none"  # see `gdsdata.io.conversions`
 
-    def add(self, name: Path, record: Record, offset: int, target: torch.Tensor) -> None:
-        """Add a read from ``offset`` in a record on that fills a tensor without gaps."""
-        size_bytes = target.nbytes
+    def add(self, name: Path, record: Record, offset: int, target: torch.Tensor, size_bytes: int | None = None) -> None:
+        """Add a read from ``offset`` in a record on that fills a tensor without gaps.
+
+        The size is that in the file. The default is that of ``target``.
+        """
+        size_bytes = target.nbytes if size_bytes is None else size_bytes
         self.names.append(name)
         self.records.append(record)
         self.offsets.append(record.offset + offset)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from gdsdata.checkpoint.extents import Extents
-from gdsdata.checkpoint.stored import Record
+from gdsdata.checkpoint.stored import Record, Stored, bytes_of, view_in
 from gdsdata.checkpoint.tree import Path, name_of
 from gdsdata.errors import CorruptData
 from gdsdata.io import engine
@@ -107,6 +107,20 @@ class Part(NamedTuple):
     name: Path
     take: Take
     target: torch.Tensor | None = None
+
+
+def copy_bytes(target: torch.Tensor, offset: int, record: torch.Tensor) -> None:
+    """Fill a tensor without gaps from the memory of a whole record."""
+    part = record[offset : offset + target.nbytes]
+    if part.data_ptr() != target.data_ptr():  # tied weights are filled once
+        bytes_of(target.detach()).copy_(part)
+
+
+def copy_values(target: torch.Tensor, stored: Stored, record: torch.Tensor) -> None:
+    """Fill a tensor with the values that a stored one has in the memory of its record."""
+    if record.storage_offset() % stored.dtype.itemsize:  # it lies within a tensor of smaller elements
+        record = record.clone()
+    target.copy_(view_in(record.untyped_storage(), -int(record.storage_offset()), stored))
 
 
 class Stretch(NamedTuple):

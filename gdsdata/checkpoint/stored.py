@@ -109,6 +109,12 @@ def bytes_of_storage(storage: torch.UntypedStorage) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
+def view_in(storage: torch.UntypedStorage, begin: int, stored: Stored) -> torch.Tensor:
+    """Return a stored tensor in a storage that has the bytes of its record from ``begin`` on."""
+    empty = torch.empty(0, dtype=stored.dtype, device=storage.device)
+    return empty.set_(storage, (stored.offset - begin) // stored.dtype.itemsize, stored.shape, stored.stride)
+
+
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor's memory as a uint8 tensor of one dimension.
 

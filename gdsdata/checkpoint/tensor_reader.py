@@ -15,16 +15,26 @@ from torch.autograd.graph import increment_version
 from gdsdata.checkpoint.extents import Extents, ReadCall, SharedExtents
 from gdsdata.checkpoint.gc_pause import collector_resumed
 from gdsdata.checkpoint.open_file import table_of
-from gdsdata.checkpoint.record_checksums import MOST_OWN_BYTES, Part, PartsOfRecord, RecordParts, compare, is_compared
+from gdsdata.checkpoint.record_checksums import (
+    MOST_OWN_BYTES,
+    Part,
+    PartsOfRecord,
+    RecordParts,
+    compare,
+    copy_bytes,
+    copy_values,
+    is_compared,
+)
 from gdsdata.checkpoint.shared_targets import SharedTargets, fill_last
 from gdsdata.checkpoint.spans import Gapped, spans_of
-from gdsdata.checkpoint.stored import Record, Stored, bytes_of, bytes_of_storage
+from gdsdata.checkpoint.stored import Record, Stored, bytes_of, bytes_of_storage, contiguous_stride, view_in
 from gdsdata.checkpoint.tensor_kinds import check_tensors_are_real, has_own_memory
 from gdsdata.checkpoint.tensor_rows import PAGE_BYTES, Rows, is_read_with_gaps, overlapping, without_gaps
 from gdsdata.checkpoint.threads import CallThreads, results_of
 from gdsdata.checkpoint.tree import Path, name_of
 from gdsdata.io import engine
 from gdsdata.io.captures import wait_for_streams
+from gdsdata.io.conversions import conversion_between
 from gdsdata.io.new_memory import new_storage, new_tensor
 from gdsdata.io.options import EngineOptions
 from gdsdata.progress_bars import current
@@ -57,7 +67,7 @@ class TensorReader:
 
     def __init__(self, options: EngineOptions, verify: bool, together: SharedReads | None = None) -> None:
         self._options, self.verify, self._together = options, verify, together
-        self._by_device: dict[torch.device, Extents] = {}
+        self._collected: dict[tuple[torch.device, str], Extents] = {}  # by device and conversion
         self._parts = RecordParts()  # that `run` reads
         self._gapped: dict[tuple[Record, torch.device], list[Gapped]] = {}  # that it looks at together
         self._shared = SharedTargets()
@@ -103,7 +113,7 @@ class TensorReader:
         if size_bytes == 0:
             return
         if self._compares(record) and not self._is_first_with_all(target, record):
-            take = functools.partial(_copy_bytes, target, offset)
+            take = functools.partial(copy_bytes, target, offset)
             return self._parts.add(record, target.device, Part(offset, size_bytes, name, take, target))
         self._extents_of(target.device).add(name, record, offset, target)
         return self._begin_if_many(target.device)
@@ -111,15 +121,15 @@ class TensorReader:
     def _is_first_with_all(self, target: torch.Tensor, record: Record) -> bool:
         return target.nbytes == record.size_bytes and self._parts.note_whole(record, target)
 
-    def _extents_of(self, device: torch.device) -> Extents:
-        if (extents := self._by_device.get(device)) is None:
-            extents = self._by_device[device] = Extents()
+    def _extents_of(self, device: torch.device, conversion: str = "none") -> Extents:
+        if (extents := self._collected.get((device, conversion))) is None:
+            extents = self._collected[device, conversion] = Extents(conversion=conversion)
             self._devices.add(device)
         return extents
 
-    def _begin_if_many(self, device: torch.device) -> None:
-        if self._together is None and self._by_device[device].bytes >= _BATCH_BYTES:
-            self._begin(device, self._by_device.pop(device))
+    def _begin_if_many(self, device: torch.device, conversion: str = "none") -> None:
+        if self._together is None and self._collected[device, conversion].bytes >= _BATCH_BYTES:
+            self._begin(device, self._collected.pop((device, conversion)))
 
     def tensor_into(self, target: torch.Tensor, stored: Stored, name: Path) -> None:
         """Read a stored tensor into a tensor of its shape; cast it if dtypes differ.
@@ -158,13 +168,24 @@ class TensorReader:
         target = target.detach()
         if target.numel() == 0:
             return None
+        conversion = self.conversion_of(stored, target.dtype, target.device)
+        if conversion is not None and plain and target.is_contiguous():
+            extents = self._extents_of(target.device, conversion)
+            extents.add(name, stored.record, stored.offset, target, stored.size_bytes)
+            return self._begin_if_many(target.device, conversion)
         if self._compares(stored.record):
-            take = functools.partial(_copy_values, target, stored)
+            take = functools.partial(copy_values, target, stored)
             part = Part(stored.offset, stored.span_bytes, name, take)
             return self._parts.add(stored.record, _read_to(target.device), part)
         self.own_bytes += stored.size_bytes
         alone = functools.partial(self._copied_into, target, stored, name)
         return self._read_rows(Gapped(target, stored, Rows(stored, without_gaps(stored)), name, alone))
+
+    def conversion_of(self, stored: Stored, dtype: torch.dtype, device: torch.device) -> str | None:
+        """Return how values are cast while they are read to a contiguous tensor, if they can be."""
+        is_possible = device.type == "cpu" and not self.verify and self._together is None
+        is_contiguous = stored.stride == contiguous_stride(stored.shape)
+        return conversion_between(stored.dtype, dtype) if is_possible and is_contiguous else None
 
     def _filled_last(self, target: torch.Tensor, stored: Stored, name: Path, before: Path) -> None:
         self.own_bytes += stored.size_bytes
@@ -194,7 +215,7 @@ class TensorReader:
                 parts = PartsOfRecord(record, device, begin, end)
                 for one in its:
                     relative = one.stored._replace(offset=one.stored.offset - begin)
-                    take = functools.partial(_copy_values, one.target, relative)
+                    take = functools.partial(copy_values, one.target, relative)
                     parts.parts.append(Part(one.stored.offset, one.stored.span_bytes, one.name, take))
                 self._parts.add_span(parts)
             for one in alone:
@@ -257,7 +278,7 @@ class TensorReader:
         self.bytes_into(bytes_of_storage(storage), stored.record, begin, path)
         made = {}
         for path, stored in group:
-            made[path] = _view(storage, begin, stored)
+            made[path] = view_in(storage, begin, stored)
         return made
 
     def afterwards(self, call: Callable[[], object]) -> None:
@@ -272,9 +293,9 @@ class TensorReader:
         Stream semantics: as `run`. This thread's current stream counts.
         """
         if self._together is None:
-            for device, extents in self._by_device.items():
+            for (device, _), extents in self._collected.items():
                 self._begin(device, extents)
-            self._by_device = {}
+            self._collected = {}
 
     def _begin(self, device: torch.device, extents: Extents) -> None:
         call = self._reader_of(device, extents)
@@ -361,13 +382,14 @@ class TensorReader:
         if self._together is None:
             self._read_alone()
         else:  # the collector stays paused: views of all tensors are made meanwhile
-            reads = {device: self._parts_reader_of(device) for device in self._by_device}
-            SharedExtents(self._by_device, reads, self.verify).read_with(self._together)
-        self._by_device = {}
+            by_device = {device: extents for (device, _), extents in self._collected.items()}  # none is converted
+            reads = {device: self._parts_reader_of(device) for device in by_device}
+            SharedExtents(by_device, reads, self.verify).read_with(self._together)
+        self._collected = {}
 
     def _read_alone(self) -> None:
         with collector_resumed():
-            for device, extents in self._by_device.items():
+            for (device, _), extents in self._collected.items():
                 self._reader_of(device, extents)()
             for call in self._interrupted:
                 call()
@@ -404,6 +426,7 @@ class TensorReader:
             before,
             True,
             stall_timeout_s=self._options.stall_timeout_s,
+            conversion=extents.conversion,
         )
         for file in files:
             file.check_unchanged()
@@ -414,26 +437,6 @@ class TensorReader:
 def _read_to(device: torch.device) -> torch.device:
     """Return where the bytes are read to of which a tensor on ``device`` gets copies."""
     return device if engine.reaches(device) else torch.device("cpu")
-
-
-def _view(storage: torch.UntypedStorage, begin: int, stored: Stored) -> torch.Tensor:
-    """Return a stored tensor in a storage that has the bytes of its record from ``begin`` on."""
-    empty = torch.empty(0, dtype=stored.dtype, device=storage.device)
-    return empty.set_(storage, (stored.offset - begin) // stored.dtype.itemsize, stored.shape, stored.stride)
-
-
-def _copy_bytes(target: torch.Tensor, offset: int, record: torch.Tensor) -> None:
-    """Fill a tensor without gaps from the memory of a whole record."""
-    part = record[offset : offset + target.nbytes]
-    if part.data_ptr() != target.data_ptr():  # tied weights are filled once
-        bytes_of(target.detach()).copy_(part)
-
-
-def _copy_values(target: torch.Tensor, stored: Stored, record: torch.Tensor) -> None:
-    """Fill a tensor with the values that a stored one has in the memory of its record."""
-    if record.storage_offset() % stored.dtype.itemsize:  # it lies within a tensor of smaller elements
-        record = record.clone()
-    target.copy_(_view(record.untyped_storage(), -int(record.storage_offset()), stored))
 
 
 def _copied(error: BaseException) -> BaseException:

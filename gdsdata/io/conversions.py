@@ -11,6 +11,18 @@ if TYPE_CHECKING:
 
 _WIDENED = {"u1": "u8_to_i64", "u2": "u16_to_i64", "i2": "i16_to_i64", "i4": "i32_to_i64", "u4": "u32_to_i64"}
 
+_FLOATS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+
+
+def conversion_between(stored: torch.dtype, wanted: torch.dtype) -> str | None:
+    """Return the conversion that casts one floating-point dtype to another, if there is one.
+
+    Values are those of ``Tensor.to``. Which NaN becomes which is not said, there and here.
+    """
+    if stored == wanted or stored not in _FLOATS or wanted not in _FLOATS:
+        return None
+    return f"{_FLOATS[stored]}_to_{_FLOATS[wanted]}"
+
 
 def conversion_on(on_cuda: bool, sample: Sample) -> tuple[str, torch.dtype]:
     """Return how the engine converts each element, and the resulting dtype.

@@ -12,9 +12,11 @@
 #include <cstring>
 #include <filesystem>
 #include <functional>
+#include <numeric>
 #include <optional>
 #include <random>
 #include <set>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -61,7 +63,8 @@ TEST(Align, RoundsToMultiplesAndKeepsThem) {
 TEST(Split, PartsCoverExactlyTheTransferAndCutNoElement) {
   std::mt19937_64 random(1);
   for (int round = 0; round < 2000; ++round) {
-    const auto conversion = std::array{Conversion::kNone, Conversion::kU16ToI64, Conversion::kSwap8}[random() % 3];
+    const auto conversion =
+        std::array{Conversion::kNone, Conversion::kU16ToI64, Conversion::kSwap8, Conversion::kF32ToBf16}[random() % 4];
     const uint64_t element = stored_element_bytes(conversion);
     const uint64_t limit = 65536u << (random() % 3);
     Bytes memory(1);
@@ -183,6 +186,98 @@ TEST(Convert, WidensEveryIntegerAtAnyAlignmentAndLength) {
       expect_widened<int16_t>(Conversion::kI16ToI64, count, has);
       expect_widened<int32_t>(Conversion::kI32ToI64, count, has);
       expect_widened<uint32_t>(Conversion::kU32ToI64, count, has);
+    }
+  }
+}
+
+float float_of(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+Bytes converted(Conversion conversion, std::span<const uint32_t> floats, const Processor& has) {
+  Bytes result(floats.size() * result_element_bytes(conversion));
+  convert(conversion, result.data(), reinterpret_cast<const std::byte*>(floats.data()), floats.size_bytes(), has);
+  return result;
+}
+
+TEST(Convert, RoundsAFloatToTheNearestBf16AndOfTwoToTheEvenOne) {
+  std::mt19937 random(1);
+  std::vector<uint32_t> floats = {0, 0x80000000, 1, 0x7F7FFFFF, 0x7F800000, 0xFF800000, 0x3F808000, 0x3F818000};
+  for (int i = 0; i < 100003; ++i) floats.push_back(static_cast<uint32_t>(random()));
+  for (const Processor& has : processors()) {
+    const Bytes result = converted(Conversion::kF32ToBf16, floats, has);
+    for (size_t i = 0; i < floats.size(); ++i) {
+      uint16_t found;
+      std::memcpy(&found, result.data() + 2 * i, 2);
+      const float exact = float_of(floats[i]), nearest = float_of(static_cast<uint32_t>(found) << 16);
+      if (std::isnan(exact)) {
+        ASSERT_TRUE(std::isnan(nearest)) << std::hex << floats[i];
+        continue;
+      }
+      const uint32_t towards_zero = floats[i] >> 16;
+      const double below = float_of(towards_zero << 16);
+      // What follows the largest number counts as one, so that half the way there rounds to infinity.
+      const bool is_largest = (towards_zero & 0x7FFF) == 0x7F7F;
+      const double above = is_largest ? std::copysign(std::ldexp(1.0, 128), exact) : float_of((towards_zero + 1) << 16);
+      const double to_below = std::abs(exact - below), to_above = std::abs(above - exact);
+      const bool takes_below =
+          std::isinf(exact) || to_below < to_above || (to_below == to_above && towards_zero % 2 == 0);
+      ASSERT_EQ(found, takes_below ? towards_zero : towards_zero + 1) << std::hex << floats[i];
+    }
+  }
+}
+
+TEST(Convert, KeepsANanWhoseUpperHalfIsThatOfInfinity) {
+  const std::vector<uint32_t> floats = {0x7F800001, 0xFF800001, 0x7FFFFFFF, 0xFFFFFFFF};
+  for (const Processor& has : processors()) {
+    const Bytes result = converted(Conversion::kF32ToBf16, floats, has);
+    for (size_t i = 0; i < floats.size(); ++i) {
+      uint16_t found;
+      std::memcpy(&found, result.data() + 2 * i, 2);
+      EXPECT_TRUE(std::isnan(float_of(static_cast<uint32_t>(found) << 16))) << i;
+      EXPECT_EQ(found >> 15, floats[i] >> 31) << i;
+    }
+  }
+}
+
+void expect_round_trips(Conversion there, Conversion back, uint16_t infinity, uint16_t quiet_nan) {
+  std::vector<uint16_t> all(1 << 16);
+  std::iota(all.begin(), all.end(), uint16_t{0});
+  for (const Processor& has : processors()) {
+    std::vector<uint32_t> floats(all.size());
+    convert(there, reinterpret_cast<std::byte*>(floats.data()), reinterpret_cast<const std::byte*>(all.data()),
+            all.size() * 2, has);
+    const Bytes result = converted(back, floats, has);
+    for (size_t i = 0; i < all.size(); ++i) {
+      uint16_t found;
+      std::memcpy(&found, result.data() + 2 * i, 2);
+      if ((all[i] & 0x7FFF) > infinity) {
+        ASSERT_EQ(found & quiet_nan, quiet_nan) << i;
+        ASSERT_EQ(found >> 15, all[i] >> 15) << i;
+      } else {
+        ASSERT_EQ(found, all[i]);
+      }
+    }
+  }
+}
+
+TEST(Convert, ReturnsFromEveryShorterNumberToItself) {
+  expect_round_trips(Conversion::kBf16ToF32, Conversion::kF32ToBf16, 0x7F80, 0x7FC0);
+  expect_round_trips(Conversion::kF16ToF32, Conversion::kF32ToF16, 0x7C00, 0x7E00);
+}
+
+TEST(Convert, GivesTheSameNumbersWithAndWithoutVectorInstructions) {
+  const Bytes stored = random_bytes(400004, 7);
+  for (const Conversion conversion : {Conversion::kF32ToF16, Conversion::kF32ToBf16, Conversion::kF16ToF32,
+                                      Conversion::kF16ToBf16, Conversion::kBf16ToF32, Conversion::kBf16ToF16}) {
+    Bytes first(result_bytes(conversion, stored.size()));
+    convert(conversion, first.data(), stored.data(), stored.size(), {});
+    for (const Processor& has : processors()) {
+      Bytes result(first.size());
+      convert(conversion, result.data(), stored.data(), stored.size(), has);
+      EXPECT_EQ(result, first) << static_cast<int>(conversion);
     }
   }
 }

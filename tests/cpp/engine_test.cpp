@@ -288,7 +288,7 @@ TEST(Engine, TakesMemoryWhenItsFirstReadBeginsAndReadsTransfersInOrder) {
     engine->submit(keepers.back());
   }
   all_are_kept.wait();
-  for (const Conversion conversion : {Conversion::kNone, Conversion::kU16ToI64}) {
+  for (const Conversion conversion : {Conversion::kNone, Conversion::kU16ToI64, Conversion::kF32ToBf16}) {
     Bytes memory(result_bytes(conversion, content.size()));
     std::atomic<int> taken{0};
     const auto group = std::make_shared<Group>();

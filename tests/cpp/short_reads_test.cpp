@@ -226,8 +226,17 @@ TEST_F(ShortReads, HaveTheirChecksums) {
   const auto engine = engine_at_rest();
   Memory memory(*device_, content_.size());
   const Moved moved = read_many(*engine, files_, {{0, 5, 70'000, memory.data()}, {0, 99, 3, memory.data() + 80'000}},
-                                /*with_checksums=*/true, {});
+                                Conversion::kNone, /*with_checksums=*/true, {});
   EXPECT_EQ(moved.checksums, (std::vector{crc32(content_.data() + 5, 70'000), crc32(content_.data() + 99, 3)}));
+}
+
+TEST_F(ShortReads, HaveNoChecksumsOfConvertedElements) {
+  const auto engine = engine_at_rest();
+  Memory memory(*device_, content_.size());
+  const Error error = error_of([&] {
+    read_many(*engine, files_, {{0, 4, 400, memory.data()}}, Conversion::kF32ToBf16, /*with_checksums=*/true, {});
+  });
+  EXPECT_EQ(error.code, ErrorCode::kInvalidArgument);
 }
 
 TEST_F(ShortReads, WaitForWhatStillUsesTheMemory) {
