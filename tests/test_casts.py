@@ -1,7 +1,9 @@
 """Loads with another dtype: in rounds, so that few tensors are in memory in the file's dtype."""
 
+import copy
 import threading
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -142,3 +144,32 @@ def test_targets_that_share_memory_are_noticed_across_rounds(tmp_path, monkeypat
     with pytest.warns(RuntimeWarning, match="a and b share memory here, and .* has other values for each"):
         gdsdata.load(tmp_path / "x.safetensors", into=into, dtype=torch.float64)
     assert memory.sum() == 1000 and into["c"].sum() == 9
+
+
+def saved_so_that_torch_reads_it(state: dict, path: Path, kind: str) -> None:
+    if kind == "sparse":
+        state = {**state, "sparse": torch.eye(3).to_sparse()}
+    torch.save(state, path, _use_new_zipfile_serialization=kind != "legacy")
+
+
+@pytest.mark.filterwarnings("ignore:.*is read by torch.load", "ignore:Validating sparse tensor")
+@pytest.mark.parametrize("how", [{"dtype": torch.bfloat16}, {"dtype": torch.float32}, {"only": ["*"]}])
+@pytest.mark.parametrize("kind", ["plain", "sparse", "legacy"])
+def test_parameters_are_plain_tensors_also_in_files_that_torch_reads(tmp_path, kind, how):
+    path, weight = tmp_path / "x.pt", torch.nn.Parameter(torch.rand(5))
+    saved_so_that_torch_reads_it({"a": weight, "b": torch.rand(3, requires_grad=True)}, path, kind)
+    found = gdsdata.load(path, **how)
+    for one in (found["a"], found["b"]):
+        assert type(one) is torch.Tensor and not one.requires_grad and one.grad_fn is None
+    assert torch.equal(copy.deepcopy(found)["a"], weight.detach().to(found["a"].dtype))
+
+
+@pytest.mark.filterwarnings("ignore:.*is read by torch.load", "ignore:Validating sparse tensor")
+@pytest.mark.parametrize("kind", ["plain", "sparse", "legacy"])
+def test_casts_of_tied_weights_stay_tied_also_in_files_that_torch_reads(tmp_path, kind):
+    path, weight = tmp_path / "x.pt", torch.arange(5.0)
+    tied = {"a": weight, "b": weight.detach(), "c": weight[:4], "d": torch.arange(5.0)}
+    saved_so_that_torch_reads_it(tied, path, kind)
+    found = gdsdata.load(path, dtype=torch.bfloat16)
+    assert found["a"] is found["b"] and all(torch.equal(found[name], one.bfloat16()) for name, one in tied.items())
+    assert len({found[name].data_ptr() for name in tied}) == 3

@@ -20,8 +20,10 @@ from gdsdata.checkpoint.targets import (
     fill,
     filled_by_another_name,
     no_common_names,
+    place_of,
     some_names,
 )
+from gdsdata.checkpoint.tensor_kinds import is_plain, plain_of
 from gdsdata.checkpoint.tensor_reader import TensorReader
 from gdsdata.checkpoint.tree import LEFT_OUT, Leaf, Path, empty_containers, leaves, map_leaves, name_of, with_leaves
 from gdsdata.io.captures import wait_for_streams
@@ -64,7 +66,7 @@ def load_new(
 
         check_casts(file.path, stored, dtype)
         tensors = tensors_cast(stored, dtype, device, make_reader, at_once=together is not None)
-    casts: dict[int, torch.Tensor] = {}  # tied tensors stay tied
+    casts: dict[object, torch.Tensor] = {}  # tied tensors stay tied
 
     def loaded(place: Path, _: Any) -> Any:
         if place not in saved:
@@ -72,11 +74,15 @@ def load_new(
         leaf = saved[place]
         if place in tensors:
             return tensors[place]
-        if dtype is None or not isinstance(leaf, torch.Tensor) or not leaf.is_floating_point():
+        if not isinstance(leaf, torch.Tensor):
             return leaf
-        if id(leaf) not in casts:
-            casts[id(leaf)] = leaf.to(dtype)
-        return casts[id(leaf)]
+        if dtype is None or not leaf.is_floating_point():
+            return plain_of(leaf)
+        tie = place_of(leaf) if is_plain(leaf) and leaf.numel() > 0 else id(leaf)
+        if tie not in casts:
+            with torch.no_grad():  # a graph would keep the original in memory
+                casts[tie] = plain_of(leaf).to(dtype)
+        return casts[tie]
 
     made = map_leaves(contents.value, loaded)
     wait_for_streams({cast.device for cast in casts.values()})

@@ -187,14 +187,15 @@ def filled_by_another_name(targets: Iterable[Leaf], saved: Container[Path]) -> s
     lacking: dict[tuple[Any, ...], list[Path]] = {}
     for path, value in targets:
         if path not in saved and isinstance(value, torch.Tensor) and has_own_memory(value) and value.numel() > 0:
-            lacking.setdefault(_place_of(value), []).append(path)
+            lacking.setdefault(place_of(value), []).append(path)
     if not lacking:
         return set()
     filled = [one for path, one in targets if path in saved and isinstance(one, torch.Tensor) and has_own_memory(one)]
-    return {path for one in filled for path in lacking.get(_place_of(one), ())}
+    return {path for one in filled for path in lacking.get(place_of(one), ())}
 
 
-def _place_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+def place_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return what is equal for tied tensors alone, if they have elements in memory of their own."""
     return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 

@@ -180,6 +180,15 @@ def copy_into(target: torch.Tensor, source: torch.Tensor) -> None:
         target.copy_(source)  # not into target.detach(): of a sparse tensor, that would replace the elements alone
 
 
+def plain_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a parameter's tensor, which requires no gradient.
+
+    Tensors of other classes are returned themselves.
+    """
+    needs_it = tensor.requires_grad and type(tensor) is torch.Tensor
+    return tensor.detach() if needs_it or type(tensor) is torch.nn.Parameter else tensor
+
+
 def _shape_of(tensor: torch.Tensor) -> torch.Size | None:
     """Return a tensor's shape; None if it has none that can be compared."""
     return None if tensor.is_nested or _is_uninitialized(tensor) else tensor.shape
