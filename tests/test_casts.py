@@ -33,7 +33,7 @@ def live_bytes(monkeypatch):
 
     def noted(self, wanted, device):
         made = read(self, wanted, device)
-        alive.extend((weakref.ref(one), one.nbytes) for one in made.values())
+        alive.extend((weakref.ref(one), one.untyped_storage().nbytes()) for one in made.values())
         found.append(sum(size_bytes for one, size_bytes in alive if one() is not None))
         return made
 
@@ -86,6 +86,25 @@ def test_few_tensors_are_in_memory_in_the_dtype_of_the_file(tmp_path, monkeypatc
     monkeypatch.setattr(casts, "ROUND_BYTES", 7999)
     found = gdsdata.load(tmp_path / f"x{ending}", device, dtype=torch.float64)
     assert all(torch.equal(found[name].cpu(), one.double()) for name, one in tensors(40).items())
+    assert len(live_bytes) == 40 and max(live_bytes) == 2 * 4000
+
+
+def test_a_round_counts_the_gaps_that_are_read_with_the_rows_of_views(tmp_path, monkeypatch, live_bytes):
+    state = {f"{i:02}": torch.rand(1000, 10)[:, i : i + 1] for i in range(10)}
+    torch.save(state, tmp_path / "x.pt")
+    monkeypatch.setattr(casts, "ROUND_BYTES", 50_000)
+    found = gdsdata.load(tmp_path / "x.pt", dtype=torch.bfloat16)
+    assert all(torch.equal(found[name], one.bfloat16()) for name, one in state.items())
+    assert len(live_bytes) == 10 and max(live_bytes) <= 2 * 40_000
+
+
+def test_views_of_one_storage_are_cast_in_rounds_if_no_checksum_needs_all(tmp_path, monkeypatch, live_bytes):
+    base = torch.rand(40_000)
+    state = {f"{i:02}": base[1000 * i :][:1000] for i in range(40)}
+    torch.save(state, tmp_path / "x.pt")
+    monkeypatch.setattr(casts, "ROUND_BYTES", 4000)
+    found = gdsdata.load(tmp_path / "x.pt", dtype=torch.bfloat16)
+    assert all(torch.equal(found[name], one.bfloat16()) for name, one in state.items())
     assert len(live_bytes) == 40 and max(live_bytes) == 2 * 4000
 
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
 
+from gdsdata.checkpoint.record_checksums import is_compared
 from gdsdata.checkpoint.stored import Record, Stored
 from gdsdata.checkpoint.tensor_reader import TensorReader
 from gdsdata.checkpoint.tensor_rows import overlapping
@@ -20,7 +22,8 @@ from gdsdata.io.captures import wait_for_streams
 from gdsdata.io.new_memory import new_tensor
 from gdsdata.progress_bars import current
 
-# A round of casts reads at most so much, or one larger record. Two rounds are in memory at a time.
+# A round of casts reads at most so much, or one larger tensor, or one larger record whose checksum
+# is compared. Two rounds are in memory at a time.
 ROUND_BYTES = 256 << 20
 _ROUNDS_AT_A_TIME = 2
 
@@ -30,6 +33,7 @@ def tensors_cast(
     dtype: torch.dtype,
     device: torch.device,
     make_reader: Callable[[], TensorReader],
+    verify: bool,
     at_once: bool,
 ) -> dict[Path, torch.Tensor]:
     """Read tensors, and cast floating-point ones to ``dtype`` on ``device``.
@@ -42,6 +46,7 @@ def tensors_cast(
         dtype: of the result.
         device: of the result.
         make_reader: makes the reader of one round.
+        verify: the readers compare checksums.
         at_once: in one round, as ranks read that share what they want.
 
     Raises:
@@ -49,14 +54,13 @@ def tensors_cast(
 
     Stream semantics: the values are in place when this returns, for every stream.
     """
-    rounds = [stored] if at_once else list(_rounds(stored, dtype))
-    sizes_bytes = [sum(one.size_bytes for one in part.values()) for part in rounds]
+    rounds = [_Round(stored, 0)] if at_once else list(_rounds(stored, dtype, verify))
     bar = current()
-    bar.expect(sum(sizes_bytes))
+    bar.expect(sum(one.size_bytes for one in rounds))
     made: dict[Path, torch.Tensor] = {}
     under_way: deque[tuple[dict[Path, Stored], TensorReader, dict[Path, torch.Tensor]]] = deque()
     try:
-        for part, size_bytes in zip(rounds, sizes_bytes, strict=True):
+        for part, size_bytes in rounds:
             reader, read = make_reader(), dict[Path, torch.Tensor]()
             under_way.append((part, reader, read))
             read |= _collected(reader, part, dtype, device)
@@ -73,25 +77,39 @@ def tensors_cast(
     return made
 
 
-def _rounds(stored: dict[Path, Stored], dtype: torch.dtype) -> Iterator[dict[Path, Stored]]:
+class _Round(NamedTuple):
+    """Tensors that are read at once.
+
+    Attributes:
+        tensors: by their paths.
+        size_bytes: how much of the file has them, with the gaps between the rows of views.
+    """
+
+    tensors: dict[Path, Stored]
+    size_bytes: int
+
+
+def _rounds(stored: dict[Path, Stored], dtype: torch.dtype, verify: bool) -> Iterator[_Round]:
     """Yield those that stay as they are, and then the others, some at a time.
 
-    Those of one record are in one round.
+    Those that share bytes are in one round, and those of a record whose checksum is compared.
     """
     kept = {place: one for place, one in stored.items() if not _is_cast(one.dtype, dtype)}
     if kept:
-        yield kept
+        yield _Round(kept, sum(one.span_bytes for one in kept.values()))
     part: dict[Path, Stored] = {}
     size_bytes, last = 0, Record(None, 0, 0)
     for group in overlapping({place: one for place, one in stored.items() if place not in kept}):
-        record, more_bytes = group[0][1].record, sum(one.size_bytes for _, one in group)
-        if part and record != last and size_bytes + more_bytes > ROUND_BYTES:
-            yield part
+        record = group[0][1].record
+        begin, end = group[0][1].offset, max(one.offset + one.span_bytes for _, one in group)
+        belongs = verify and record == last and is_compared(record)
+        if part and not belongs and size_bytes + end - begin > ROUND_BYTES:
+            yield _Round(part, size_bytes)
             part, size_bytes = {}, 0
         part.update(group)
-        size_bytes, last = size_bytes + more_bytes, record
+        size_bytes, last = size_bytes + end - begin, record
     if part:
-        yield part
+        yield _Round(part, size_bytes)
 
 
 def _collected(

@@ -65,7 +65,7 @@ def load_new(
         from gdsdata.checkpoint.casts import tensors_cast  # late, because few loads cast
 
         check_casts(file.path, stored, dtype)
-        tensors = tensors_cast(stored, dtype, device, make_reader, at_once=together is not None)
+        tensors = tensors_cast(stored, dtype, device, make_reader, verify, at_once=together is not None)
     casts: dict[object, torch.Tensor] = {}  # tied tensors stay tied
 
     def loaded(place: Path, _: Any) -> Any:
