@@ -162,6 +162,18 @@ def test_targets_of_a_cast_may_share_memory(tmp_path):
     assert torch.equal(memory, torch.ones(5000, dtype=torch.bfloat16))
 
 
+@pytest.mark.parametrize("gap", [0, 1000, 3000])
+def test_targets_anywhere_in_one_memory_get_their_own_values(tmp_path, gap):
+    state = {"a": any_values(torch.float32, 1000, 1), "b": any_values(torch.float32, 1000, 2)}
+    save_file(state, tmp_path / "x.safetensors")
+    memory = torch.full((2000 + gap,), 7, dtype=torch.bfloat16)  # with 1000: as far apart as in the file
+    into = {"a": memory[:1000], "b": memory[1000 + gap :]}
+    gdsdata.load(tmp_path / "x.safetensors", into=into, dtype=torch.bfloat16, options=EngineOptions(direct="always"))
+    for name, one in state.items():
+        assert_cast(into[name], one, torch.bfloat16)
+    assert (memory[1000 : 1000 + gap] == 7).all()
+
+
 def test_tied_tensors_are_one_tensor_after_the_cast(tmp_path, own_bytes):
     weight = any_values(torch.float32, 3000, 1)
     torch.save({"a": weight, "b": weight}, tmp_path / "x.pt")

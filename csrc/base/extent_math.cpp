@@ -29,8 +29,8 @@ uint64_t split(const Transfer& transfer, uint64_t limit_bytes, Conversion conver
   return before_bytes;
 }
 
-void coalesce(std::vector<Transfer>& transfers, uint64_t gap_bytes, uint64_t limit_bytes, std::vector<Range>& ranges,
-              std::vector<Piece>& pieces) {
+void coalesce(std::vector<Transfer>& transfers, uint64_t gap_bytes, uint64_t limit_bytes, Conversion conversion,
+              std::vector<Range>& ranges, std::vector<Piece>& pieces) {
   std::sort(transfers.begin(), transfers.end(), [](const Transfer& a, const Transfer& b) {
     return std::tie(a.file, a.offset, a.length) < std::tie(b.file, b.offset, b.length);
   });
@@ -41,7 +41,8 @@ void coalesce(std::vector<Transfer>& transfers, uint64_t gap_bytes, uint64_t lim
         end - last->offset <= limit_bytes) {
       last->length = std::max(last->length, end - last->offset);
       Piece& before = pieces.back();
-      if (before.offset + before.length == transfer.offset && before.memory + before.length == transfer.memory) {
+      const std::byte* end_in_memory = before.memory + result_bytes(conversion, before.length);
+      if (before.offset + before.length == transfer.offset && end_in_memory == transfer.memory) {
         before.length += transfer.length;  // it continues in memory as in the file
         continue;
       }

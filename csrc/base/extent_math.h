@@ -38,7 +38,7 @@ struct Range {
 // `gap_bytes` apart into ranges of at most `limit_bytes`. A longer transfer is a range by itself.
 // `pieces` gets one piece for each transfer, in that order. Pieces that follow each other in the
 // file and in memory become one.
-void coalesce(std::vector<Transfer>& transfers, uint64_t gap_bytes, uint64_t limit_bytes, std::vector<Range>& ranges,
-              std::vector<Piece>& pieces);
+void coalesce(std::vector<Transfer>& transfers, uint64_t gap_bytes, uint64_t limit_bytes, Conversion conversion,
+              std::vector<Range>& ranges, std::vector<Piece>& pieces);
 
 }  // namespace gdsdata

@@ -20,8 +20,9 @@ void RequestMaker::add_reads(Lane& lane, ActiveSegment& active, std::span<const 
       split(transfer, options_.io.request_bytes, conversion, parts_);
     }
   }
-  coalesce(parts_, options_.coalesce_gap_bytes, options_.io.request_bytes, ranges_, active.pieces);
-  coalesce(remote_parts_, tuning::kRemoteCoalesceGapBytes, tuning::kRemoteRequestBytes, remote_ranges_, active.pieces);
+  coalesce(parts_, options_.coalesce_gap_bytes, options_.io.request_bytes, conversion, ranges_, active.pieces);
+  coalesce(remote_parts_, tuning::kRemoteCoalesceGapBytes, tuning::kRemoteRequestBytes, conversion, remote_ranges_,
+           active.pieces);
   const auto add = [&](const Range& range, bool remote) {
     const auto pieces = std::span(active.pieces).subspan(range.first_piece, range.piece_count);
     lane.add(active, range.file,
@@ -71,7 +72,8 @@ void RequestMaker::add_of_device(Lane& lane, ActiveSegment& active, std::span<co
   ranges_.clear();
   parts_.clear();
   for (const Transfer& transfer : left) split(transfer, options_.io.request_bytes, asked.conversion, parts_);
-  coalesce(parts_, 0, active.is_read() ? options_.io.request_bytes : 0, ranges_, active.device_pieces);
+  coalesce(parts_, 0, active.is_read() ? options_.io.request_bytes : 0, asked.conversion, ranges_,
+           active.device_pieces);
   for (const Range& range : ranges_) {
     File& file = active.file(range.file);
     for (const Piece& piece : std::span(active.device_pieces).subspan(range.first_piece, range.piece_count)) {

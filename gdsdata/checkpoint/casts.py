@@ -116,10 +116,11 @@ def _collected(
     reader: TensorReader, part: dict[Path, Stored], dtype: torch.dtype, device: torch.device
 ) -> dict[Path, torch.Tensor]:
     """Have tensors read, and cast meanwhile if the reader can."""
+    converted = {one for one in part.values() if reader.conversion_of(one, dtype, device) is not None}
     made: dict[Path, torch.Tensor] = {}
-    for group in overlapping(part):
+    for group in overlapping(part) if converted else ():
         path, stored = group[0]
-        if all(one == stored for _, one in group) and reader.conversion_of(stored, dtype, device) is not None:
+        if stored in converted and all(one == stored for _, one in group):
             tensor = new_tensor(stored.shape, None, dtype, device)
             reader.tensor_into(tensor, stored, path)
             made |= dict.fromkeys((place for place, _ in group), tensor)

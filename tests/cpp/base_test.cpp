@@ -128,7 +128,7 @@ TEST(Coalesce, RangesCoverEveryPieceJoinOnlyNeighborsAndKeepTheLimit) {
     for (const Transfer& t : transfers) asked.insert({t.file, t.offset, t.length});
     std::vector<Range> ranges;
     std::vector<Piece> pieces;
-    coalesce(transfers, kGap, kLimit, ranges, pieces);
+    coalesce(transfers, kGap, kLimit, Conversion::kNone, ranges, pieces);
     for (const Range& range : ranges) {
       uint64_t reached = range.offset, longest = 0;
       for (size_t i = range.first_piece; i < range.first_piece + range.piece_count; ++i) {
@@ -152,9 +152,24 @@ TEST(Coalesce, JoinsTheRecordsOfASequentialBatchIntoOneRange) {
   for (uint64_t i = 0; i < 64; ++i) transfers.push_back({0, i * 2048, 2050, memory.data()});
   std::vector<Range> ranges;
   std::vector<Piece> pieces;
-  coalesce(transfers, 0, 1 << 20, ranges, pieces);
+  coalesce(transfers, 0, 1 << 20, Conversion::kNone, ranges, pieces);
   ASSERT_EQ(ranges.size(), 1u);
   EXPECT_EQ(ranges[0].length, 63u * 2048 + 2050);
+}
+
+TEST(Coalesce, JoinsPiecesWhoseConvertedElementsFollowEachOtherAndNoOthers) {
+  Bytes memory(4000);
+  for (const Conversion conversion : {Conversion::kNone, Conversion::kF32ToBf16, Conversion::kBf16ToF32}) {
+    for (const uint64_t distance : {200u, 400u, 800u}) {
+      std::vector<Transfer> transfers = {{0, 1000, 400, memory.data()}, {0, 1400, 400, memory.data() + distance}};
+      std::vector<Range> ranges;
+      std::vector<Piece> pieces;
+      coalesce(transfers, 0, 1 << 20, conversion, ranges, pieces);
+      ASSERT_EQ(ranges.size(), 1u);
+      const bool follows = distance == result_bytes(conversion, 400);
+      EXPECT_EQ(pieces.size(), follows ? 1u : 2u) << distance << " bytes apart, " << static_cast<int>(conversion);
+    }
+  }
 }
 
 // This processor, and what it would be with fewer vector instructions.
