@@ -131,7 +131,7 @@ def test_no_tensor_is_in_memory_in_the_dtype_of_the_file(tmp_path, own_bytes, en
     assert len(own_bytes) > 2 and not any(own_bytes)
 
 
-def test_what_the_engine_cannot_cast_in_place_is_cast_by_torch(tmp_path):
+def test_tensors_that_the_engine_cannot_cast_are_cast_by_torch(tmp_path):
     base = any_values(torch.float32, 60_000, 1)
     state = {
         "all": base,
