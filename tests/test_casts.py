@@ -1,6 +1,7 @@
 """Loads with another dtype: in rounds, so that few tensors are in memory in the file's dtype."""
 
 import copy
+import resource
 import threading
 import weakref
 from pathlib import Path
@@ -120,6 +121,22 @@ def test_a_progress_bar_knows_all_rounds_from_the_first_one_on(tmp_path, monkeyp
     finally:
         progress_bars._current.reset(before)
     assert totals == [40_000] * 10 and bar.done == 40_000
+
+
+def test_a_mapped_file_leaves_a_limited_address_space_to_the_tensors(tmp_path, monkeypatch):
+    path, numbers, mib = tmp_path / "x.safetensors", 4 << 20, 1 << 20
+    gdsdata.save(tensors(12, numbers), path)  # 192 MiB
+    path.read_bytes()  # into the page cache, from which a mapped file is copied
+    monkeypatch.setattr(casts, "ROUND_BYTES", 4 * numbers)
+    gdsdata.load(path, only=["000"], dtype=torch.bfloat16)  # starts the engine
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (in_use + 300 * mib, limits[1]))
+    try:
+        found = gdsdata.load(path, dtype=torch.bfloat16)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+    assert all(torch.equal(found[name], one.bfloat16()) for name, one in tensors(12, numbers).items())
 
 
 def test_an_error_of_one_round_comes_when_the_reads_of_the_next_one_have_ended(tmp_path, monkeypatch):

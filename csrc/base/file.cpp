@@ -378,7 +378,7 @@ double File::resident_share(uint64_t offset, uint64_t length) {
 
 Mapping* File::make_mapping() {
   std::call_once(mapping_once_, [this] {
-    mapping_ = Mapping::make(buffered(), size_bytes_);
+    if (Mapping::leaves_enough(size_bytes_)) mapping_ = Mapping::make(buffered(), size_bytes_);
     // A short file is asked for as a whole, because then it may rest.
     if (mapping_ != nullptr && size_bytes_ <= tuning::kLongFileBytes &&
         count_resident_pages(0, size_bytes_, mapping_.get()) == PageRange(0, size_bytes_).count) {

@@ -2,8 +2,10 @@
 
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <exception>
 #include <fstream>
@@ -51,6 +53,18 @@ uint64_t page_bytes() {
 
 void MappingGuard::install_handler() { put_sigbus_handler_in_front(read_zeros_instead); }
 
+bool Mapping::leaves_enough(uint64_t size_bytes) {
+  constexpr uint64_t kShare = 4;
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return true;
+  uint64_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  const uint64_t mapped = mapped_bytes_.load(std::memory_order_relaxed), used = pages * page_bytes();
+  const uint64_t used_by_others = used - std::min(used, mapped);
+  const uint64_t for_all = limit.rlim_cur - std::min<uint64_t>(limit.rlim_cur, used_by_others);
+  return mapped + size_bytes <= for_all / kShare;
+}
+
 std::unique_ptr<Mapping> Mapping::make(int fd, uint64_t size_bytes) {
   if (size_bytes == 0) return nullptr;
   void* data = ::mmap(nullptr, size_bytes, PROT_READ, MAP_SHARED, fd, 0);
@@ -73,6 +87,7 @@ Mapping::Mapping(const std::byte* data, uint64_t size_bytes)
       areas_((size_bytes + kAreaBytes - 1) / kAreaBytes),
       tails_(data, size_bytes) {
   ++count_;
+  mapped_bytes_ += size_bytes;
 }
 
 size_t Mapping::most() {
@@ -91,6 +106,7 @@ int64_t Mapping::clock_ms() {
 
 Mapping::~Mapping() {
   --count_;
+  mapped_bytes_ -= size_bytes_;
   const auto unmap = [data = const_cast<std::byte*>(data_), size_bytes = size_bytes_] { ::munmap(data, size_bytes); };
   try {
     // Until it is unmapped, the pages stay in the page cache, and a nameless file on disk.

@@ -23,6 +23,9 @@ class alignas(64) Mapping {
   // because the program needs some too.
   static size_t count() { return count_.load(std::memory_order_relaxed); }
   static size_t most();
+  // Whether a file may be mapped to copy from it. If the process's address space is limited
+  // (ulimit -v), mappings get a fourth of it, because others may need the rest.
+  static bool leaves_enough(uint64_t size_bytes);
   // Returns null if the file is empty or cannot be mapped.
   static std::unique_ptr<Mapping> make(int fd, uint64_t size_bytes);
   ~Mapping();
@@ -89,6 +92,7 @@ class alignas(64) Mapping {
   bool populate(uint64_t offset, uint64_t length) const;
 
   inline static std::atomic<size_t> count_{0};
+  inline static std::atomic<uint64_t> mapped_bytes_{0};
 
   // Short copies need these only: one cache line, which is hardly ever written.
   const std::byte* data_;
