@@ -29,6 +29,10 @@ ROUTES: tuple[str, ...]
 
 class Mark: ...
 
+class Stop:
+    def __init__(self) -> None: ...
+    def request(self) -> None: ...
+
 class BlockCache:
     def __init__(self, folder: str, most_bytes: int | None, block_bytes: int) -> None: ...
     @property
@@ -155,6 +159,7 @@ class Engine:
         background: bool,
         stall_timeout_s: float = 0,
         conversion: str = "none",
+        stop: Stop | None = None,
     ) -> tuple[NDArray[np.uint32], _Routes]: ...
     def begin_read(
         self,

@@ -2,7 +2,9 @@
 
 import copy
 import resource
+import signal
 import threading
+import time
 import weakref
 from pathlib import Path
 
@@ -150,6 +152,26 @@ def test_an_error_of_one_round_comes_when_the_reads_of_the_next_one_have_ended(t
     with pytest.raises(CorruptData, match="001 in .* has the checksum"):
         gdsdata.load(path, dtype=torch.float16, verify=True, options=slow)
     assert not [one for one in threading.enumerate() if one.name == "gdsdata-read"]
+
+
+@pytest.mark.parametrize("how", [{"dtype": torch.float16}, {}])
+def test_ctrl_c_stops_reads_of_slow_storage_that_other_threads_make(tmp_path, monkeypatch, how):
+    path = tmp_path / "x.pt"
+    torch.save(tensors(80, 250_000), path)  # 80 MB, in requests of 1 MB
+    monkeypatch.setattr(tensor_reader, "_BATCH_BYTES", 32 << 20)
+    late = "late=1,late_ms=100"
+    slow = EngineOptions(workers=1, queue_depth=1, request_bytes=1 << 20, faults=late, direct="always")
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 1)
+    began = time.monotonic()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            gdsdata.load(path, options=slow, **how)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert time.monotonic() - began < 3  # all of it takes 8 s, and a batch 3
+    assert not [one for one in threading.enumerate() if one.name == "gdsdata-read"]
+    assert torch.equal(gdsdata.load(path, **how)["079"].float(), tensors(80, 250_000)["079"].to(**how).float())
 
 
 def test_storage_that_fails_in_a_later_round_is_an_error(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 #include <pybind11/stl.h>
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -64,6 +65,25 @@ Caller caller_of(std::byte* memory, const Mark& before, bool background, double 
   return {memory, before.events, background ? Priority::kBackground : Priority::kTraining, check_signals,
           duration_of(stall_timeout_s)};
 }
+
+// Ends calls that wait in several threads. Ctrl-C in one of them ends all.
+class Stop {
+ public:
+  void request() { requested_ = true; }
+  // A poll, as check_signals is.
+  void check() {
+    try {
+      check_signals();
+    } catch (...) {
+      request();
+      throw;
+    }
+    if (requested_) throw Failure({ErrorCode::kClosed, "the call was stopped by another thread"});
+  }
+
+ private:
+  std::atomic<bool> requested_{false};
+};
 
 // Runs a call that waits, without the GIL. If it stalls, storage may still access `memory`, which
 // is then never freed.
@@ -204,6 +224,8 @@ std::unique_ptr<BegunRead> begin_range(std::shared_ptr<Engine> engine, std::shar
 }  // namespace
 
 void bind_calls(py::module_& module) {
+  py::class_<Stop, std::shared_ptr<Stop>>(module, "Stop").def(py::init()).def("request", &Stop::request);
+
   py::class_<Engine, std::shared_ptr<Engine>>(module, "Engine")
       .def(py::init(&make_engine), py::kw_only(), py::arg("cuda_ordinal"), py::arg("backend"), py::arg("workers"),
            py::arg("cores"), py::arg("queue_depth"), py::arg("segment_bytes"), py::arg("request_bytes"),
@@ -238,18 +260,21 @@ void bind_calls(py::module_& module) {
           "read_many",
           [](Engine& engine, std::shared_ptr<FileTable> files, const Array<int32_t>& file, const Array<int64_t>& offset,
              const Array<int64_t>& length, py::object memory, const Array<int64_t>& place, bool with_checksums,
-             const Mark& before, bool background, double stall_timeout_s, const std::string& conversion) {
+             const Mark& before, bool background, double stall_timeout_s, const std::string& conversion,
+             const std::shared_ptr<Stop>& stop) {
             std::vector<Transfer> transfers = transfers_of(files->size(), {file, offset, length, place}, memory,
                                                            Access::kWrite, conversion_of(conversion));
+            Caller caller = caller_of(nullptr, before, background, stall_timeout_s);
+            if (stop) caller.poll = [stop] { stop->check(); };
             const Moved moved = waiting(std::move(memory), [&] {
               return read_many(engine, std::move(files), std::move(transfers), conversion_of(conversion),
-                               with_checksums, caller_of(nullptr, before, background, stall_timeout_s));
+                               with_checksums, caller);
             });
             return std::make_pair(array_of(moved.checksums), by_route(moved.bytes));
           },
           py::arg("files"), py::arg("file"), py::arg("offset"), py::arg("length"), py::arg("memory"), py::arg("place"),
           py::arg("with_checksums"), py::arg("before"), py::arg("background"), py::arg("stall_timeout_s") = 0,
-          py::arg("conversion") = "none")
+          py::arg("conversion") = "none", py::arg("stop") = std::shared_ptr<Stop>())
       .def(
           "begin_read",
           [](std::shared_ptr<Engine> engine, std::shared_ptr<FileTable> files, const Array<int32_t>& file,

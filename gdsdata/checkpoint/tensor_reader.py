@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -30,7 +29,7 @@ from gdsdata.checkpoint.spans import Gapped, spans_of
 from gdsdata.checkpoint.stored import Record, Stored, bytes_of, bytes_of_storage, contiguous_stride, view_in
 from gdsdata.checkpoint.tensor_kinds import check_tensors_are_real, has_own_memory
 from gdsdata.checkpoint.tensor_rows import PAGE_BYTES, Rows, is_read_with_gaps, overlapping, without_gaps
-from gdsdata.checkpoint.threads import CallThreads, results_of
+from gdsdata.checkpoint.threads import CallThreads, results_of, without_traceback
 from gdsdata.checkpoint.tree import Path, name_of
 from gdsdata.io import engine
 from gdsdata.io.captures import wait_for_streams
@@ -78,6 +77,7 @@ class TensorReader:
         self._begun: list[Future[None]] = []
         self._calls: list[Callable[[], None]] = []  # those of `_begun`, until `run` has made all
         self._interrupted: list[Callable[[], None]] = []  # those that `run` makes again
+        self._stop = engine.Stop()  # of reads that have begun
         self._error: BaseException | None = None  # of `run`, without a traceback
         self._bar = current()
         self.own_bytes = 0
@@ -303,7 +303,8 @@ class TensorReader:
         self._begun.append(self._batches.submit(call))
 
     def cancel(self) -> None:
-        """Begin no more reads, and wait for those that have begun."""
+        """Begin no more reads, and stop those that have begun when their requests have ended."""
+        self._stop.request()
         self._batches.shutdown()
 
     def run_if_full(self) -> None:
@@ -331,15 +332,15 @@ class TensorReader:
         """
         check_tensors_are_real("load")
         if self._error is not None:
-            raise _copied(self._error)
+            raise without_traceback(self._error)
         try:
             self._run()
         except BaseException as error:
             if isinstance(error, Exception) or self._together is not None:
-                self._error = _copied(error)
+                self._error = without_traceback(error)
             else:
                 self._interrupted += self._calls
-                self._calls, self._begun = [], []
+                self._calls, self._begun, self._stop = [], [], engine.Stop()
             raise
 
     def _run(self) -> None:
@@ -353,8 +354,10 @@ class TensorReader:
                 for one, memory in zip(parts, memories, strict=True):
                     for take in one.takes:
                         take(memory)
-        finally:  # waits for the batches that have begun
-            self._batches.shutdown()
+        except BaseException:
+            self.cancel()
+            raise
+        self._batches.shutdown()
         self._parts.clear()
         for call in [*self._copies, *self._afterwards]:
             call()
@@ -427,6 +430,7 @@ class TensorReader:
             True,
             stall_timeout_s=self._options.stall_timeout_s,
             conversion=extents.conversion,
+            stop=self._stop,
         )
         for file in files:
             file.check_unchanged()
@@ -437,11 +441,3 @@ class TensorReader:
 def _read_to(device: torch.device) -> torch.device:
     """Return where the bytes are read to of which a tensor on ``device`` gets copies."""
     return device if engine.reaches(device) else torch.device("cpu")
-
-
-def _copied(error: BaseException) -> BaseException:
-    """Return an error without its traceback, whose frames keep all that they use."""
-    try:
-        return copy.copy(error)
-    except Exception:  # it cannot be copied
-        return error

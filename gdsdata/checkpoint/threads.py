@@ -6,6 +6,7 @@ Executors accept no more calls then.
 from __future__ import annotations
 
 import contextlib
+import copy
 import errno
 import queue
 import threading
@@ -159,3 +160,11 @@ def _make_calls(calls: _Calls) -> None:
             result.set_result(value)
             del value
         del result
+
+
+def without_traceback(error: BaseException) -> BaseException:
+    """Return an error without its traceback, whose frames keep all that they use."""
+    try:
+        return copy.copy(error)
+    except Exception:  # it cannot be copied
+        return error

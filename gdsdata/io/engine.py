@@ -51,6 +51,7 @@ Output = _engine.Output
 PageMemory = _engine.PageMemory
 Residence = _engine.Residence
 StatePickler = _engine.StatePickler
+Stop = _engine.Stop
 pickle_claims_too_much = _engine.pickle_claims_too_much
 touch = _engine.touch
 crc32_joined = _engine.crc32_joined
