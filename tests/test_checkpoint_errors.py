@@ -652,6 +652,18 @@ def test_a_program_of_torchscript_says_what_loads_it(tmp_path, arguments):
     assert gdsdata.load(path, weights_only=False)(torch.ones(1, 2)).shape == (1, 2)
 
 
+def test_an_index_whose_object_was_replaced_meanwhile_says_so(tmp_path, monkeypatch):
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "1.safetensors"}}))
+
+    def read(*_):
+        raise CorruptData("the object was replaced since it was indexed", str(index))
+
+    monkeypatch.setattr(OpenFile, "read", read)
+    with pytest.raises(CorruptData, match="^the object was replaced since it was indexed$"):
+        gdsdata.load(index)
+
+
 def test_an_index_of_pickled_shards_says_to_load_each_of_them(tmp_path):
     index = tmp_path / "pytorch_model.bin.index.json"
     index.write_text(json.dumps({"weight_map": {"a": "model-1.bin", "b": "model-2.bin"}}))

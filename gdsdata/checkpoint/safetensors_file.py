@@ -223,11 +223,11 @@ def weight_map(index: OpenFile) -> dict[str, str]:
         CorruptData: the index is damaged, or names pickled files.
     """
     path = index.path
-    text = b""
+    is_too_long = index.size_bytes > _LONGEST_INDEX_BYTES
+    text = index.read(0, HEAD_BYTES if is_too_long else index.size_bytes)
     try:
-        if index.size_bytes > _LONGEST_INDEX_BYTES:
+        if is_too_long:
             raise ValueError(f"it has {index.size_bytes} bytes, more than {_LONGEST_INDEX_BYTES}")
-        text = index.read(0, index.size_bytes)
         of_tensor: dict[str, str] = json.loads(text, object_pairs_hook=safetensors_header.dict_of)["weight_map"]
         names = dict.fromkeys(of_tensor.values())
         if any(os.path.basename(name) != name or name in ("", ".", "..") for name in names):
