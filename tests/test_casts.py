@@ -5,8 +5,10 @@ import resource
 import signal
 import threading
 import time
+import warnings
 import weakref
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -231,3 +233,23 @@ def test_casts_of_tied_weights_stay_tied_also_in_files_that_torch_reads(tmp_path
     found = gdsdata.load(path, dtype=torch.bfloat16)
     assert found["a"] is found["b"] and all(torch.equal(found[name], one.bfloat16()) for name, one in tied.items())
     assert len({found[name].data_ptr() for name in tied}) == 3
+
+
+class Pair(NamedTuple):
+    weight: torch.Tensor
+    step: int
+
+
+def test_tensors_that_stay_as_they_are_because_they_are_in_other_objects_are_named(tmp_path):
+    whole = {"a": torch.ones(3), "nn": torch.nn.Linear(2, 2), "pair": Pair(torch.ones(3), 1), "step": 5}
+    torch.save(whole, tmp_path / "x.pt")
+    words = "'x.pt' has tensors of other dtypes in nn, pair, which dtype= does not cast"
+    with pytest.warns(RuntimeWarning, match=words):
+        found = gdsdata.load(tmp_path / "x.pt", dtype=torch.bfloat16, weights_only=False)
+    assert (
+        found["a"].dtype == torch.bfloat16 and found["pair"].weight.dtype == found["nn"].weight.dtype == torch.float32
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for how in ({"dtype": torch.float32}, {"dtype": torch.bfloat16, "only": ["a", "step"]}, {}):
+            gdsdata.load(tmp_path / "x.pt", weights_only=False, **how)

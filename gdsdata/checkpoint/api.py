@@ -156,7 +156,8 @@ def load(
             if all data of the file belongs to plain tensors. Other objects, and tensors that are
             not plain (sparse, quantized), need all of the file. None: everything.
         dtype: the dtype of the result's floating-point tensors; they are cast on the device.
-            Casts share memory only if they were the same tensor. None: as they were saved.
+            Casts share memory only if they were the same tensor. Those within other objects (a
+            module, a named tuple) stay as they are, with a warning. None: as they were saved.
         into: a tree of dicts, lists and tuples, as ``state_dict()`` returns it. Its tensors are
             filled where they are; they may be views, and on several devices. If two of them share
             memory and the file has other values for each, the later one is loaded, with a warning,

@@ -66,6 +66,11 @@ def load_new(
 
         check_casts(file.path, stored, dtype)
         tensors = tensors_cast(stored, dtype, device, make_reader, verify, at_once=together is not None)
+        if kind is Kind.TORCH:
+            from gdsdata.checkpoint.torch_zip import torch_file
+
+            others = {place: one for place, one in saved.items() if not isinstance(one, (Stored, torch.Tensor))}
+            torch_file.warn_of_uncast(file, others, dtype)
     casts: dict[object, torch.Tensor] = {}  # tied tensors stay tied
 
     def loaded(place: Path, _: Any) -> Any:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import pickle
 import types
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from gdsdata.checkpoint.explanations import torch_errors_explained
 from gdsdata.checkpoint.open_file import HEAD_BYTES, OpenFile
 from gdsdata.checkpoint.stored import Stored
+from gdsdata.checkpoint.targets import some_names
 from gdsdata.checkpoint.tensor_kinds import is_plain
 from gdsdata.checkpoint.tensor_reader import TensorReader
 from gdsdata.checkpoint.torch_zip import archive_reader
@@ -113,14 +115,38 @@ def _refer_to(values: list[Any], tensors: Collection[int]) -> bool:
         values: the values.
         tensors: the ids of the tensors.
     """
+    return any(count == _MOST_REFERENTS or id(one) in tensors for count, one in enumerate(_referents(values)))
+
+
+def _referents(values: list[Any]) -> Iterator[Any]:
+    """Yield values, and the objects that they refer to, but none of programs."""
     seen: set[int] = set()
-    while values and len(seen) < _MOST_REFERENTS:
+    while values:
         values = [one for one in values if id(one) not in seen and not isinstance(one, _OF_PROGRAMS)]
-        if any(id(one) in tensors for one in values):
-            return True
+        yield from values
         seen.update(map(id, values))
         values = gc.get_referents(*values)
-    return bool(values)
+
+
+def warn_of_uncast(file: OpenFile, others: Mapping[Path, Any], dtype: torch.dtype) -> None:
+    """Warn of values that have floating-point tensors of another dtype.
+
+    Args:
+        file: the file.
+        others: values of it that are no tensors, by their paths.
+        dtype: that the caller wants.
+    """
+    if _have_others(list(others.values()), dtype):
+        of_file, where = (
+            os.path.basename(file.path),
+            [place for place, one in others.items() if _have_others([one], dtype)],
+        )
+        engine.warn_once(f"'{of_file}' has tensors of other dtypes in {some_names(where)}, which dtype= does not cast")
+
+
+def _have_others(values: list[Any], dtype: torch.dtype) -> bool:
+    tensors = (one for one in itertools.islice(_referents(values), _MOST_REFERENTS) if isinstance(one, torch.Tensor))
+    return any(one.is_floating_point() and one.dtype != dtype for one in tensors)
 
 
 def _load_by_torch(file: OpenFile, why: NotPlain, device: torch.device, weights_only: bool, verify: bool) -> Any:
