@@ -246,9 +246,8 @@ def test_tensors_that_stay_as_they_are_because_they_are_in_other_objects_are_nam
     words = "'x.pt' has tensors of other dtypes in nn, pair, which dtype= does not cast"
     with pytest.warns(RuntimeWarning, match=words):
         found = gdsdata.load(tmp_path / "x.pt", dtype=torch.bfloat16, weights_only=False)
-    assert (
-        found["a"].dtype == torch.bfloat16 and found["pair"].weight.dtype == found["nn"].weight.dtype == torch.float32
-    )
+    assert found["a"].dtype == torch.bfloat16
+    assert found["pair"].weight.dtype == found["nn"].weight.dtype == torch.float32
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for how in ({"dtype": torch.float32}, {"dtype": torch.bfloat16, "only": ["a", "step"]}, {}):

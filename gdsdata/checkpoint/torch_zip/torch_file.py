@@ -137,11 +137,9 @@ def warn_of_uncast(file: OpenFile, others: Mapping[Path, Any], dtype: torch.dtyp
         dtype: that the caller wants.
     """
     if _have_others(list(others.values()), dtype):
-        of_file, where = (
-            os.path.basename(file.path),
-            [place for place, one in others.items() if _have_others([one], dtype)],
-        )
-        engine.warn_once(f"'{of_file}' has tensors of other dtypes in {some_names(where)}, which dtype= does not cast")
+        name = os.path.basename(file.path)
+        where = some_names([place for place, one in others.items() if _have_others([one], dtype)])
+        engine.warn_once(f"'{name}' has tensors of other dtypes in {where}, which dtype= does not cast")
 
 
 def _have_others(values: list[Any], dtype: torch.dtype) -> bool:
