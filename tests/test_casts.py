@@ -252,3 +252,13 @@ def test_tensors_that_stay_as_they_are_because_they_are_in_other_objects_are_nam
         warnings.simplefilter("error")
         for how in ({"dtype": torch.float32}, {"dtype": torch.bfloat16, "only": ["a", "step"]}, {}):
             gdsdata.load(tmp_path / "x.pt", weights_only=False, **how)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3,)])
+def test_a_negative_view_keeps_its_sign_when_a_tensor_is_filled_with_it(tmp_path, shape):
+    view = torch.full(shape, 1 + 3j).conj().imag
+    assert view.is_neg() and view.sum() < 0
+    torch.save({"a": view}, tmp_path / "x.pt")
+    into = {"a": torch.zeros(shape, dtype=torch.float16)}
+    gdsdata.load(tmp_path / "x.pt", into=into, dtype=torch.float16)
+    assert torch.equal(into["a"], torch.full(shape, -3.0, dtype=torch.float16))

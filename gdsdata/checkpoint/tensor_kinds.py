@@ -177,6 +177,8 @@ def _copied(tensor: torch.Tensor) -> Any:
 def copy_into(target: torch.Tensor, source: torch.Tensor) -> None:
     """Copy values into a tensor of any kind, outside automatic differentiation."""
     with torch.no_grad():  # as a decorator, it would cost each start 0.1 ms
+        if source.is_neg():  # torch 2.15 copies one element of float32 to float16 without its sign
+            source = source.resolve_neg()
         target.copy_(source)  # not into target.detach(): of a sparse tensor, that would replace the elements alone
 
 
