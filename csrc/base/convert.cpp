@@ -22,8 +22,8 @@ template <typename Word>
 // Floating-point numbers are their bits here. Arithmetic has no f32 with fewer bits than usual, for
 // which a program may ask the processor to take zero.
 constexpr uint32_t kF32Sign = 0x80000000, kF32Infinity = 0x7F800000;
-// An f16 has 5 bits of exponent and 10 of mantissa, an f32 has 8 and 23. So their exponents differ by
-// 112. An f16 below 2^-14 has fewer bits than usual.
+// An f16 has 5 bits of exponent and 10 of mantissa, an f32 has 8 and 23. So their exponents differ
+// by 112. An f16 below 2^-14 has fewer bits than usual.
 constexpr uint32_t kExponents = 112 << 23, kLeastUsual = kExponents + (1 << 23);
 constexpr float kLeastUsualNumber = 0x1p-14F;
 

@@ -34,8 +34,8 @@ struct Moved {
   RouteBytes bytes;  // by route
 };
 
-// Reads many transfers, each from its file to its memory on the engine's device. A conversion is for
-// memory of the processor, and without checksums.
+// Reads many transfers, each from its file to its memory on the engine's device. A conversion is
+// for memory of the processor, and without checksums.
 Moved read_many(Engine& engine, std::shared_ptr<FileTable> files, std::vector<Transfer> transfers,
                 Conversion conversion, bool with_checksums, const Caller& caller);
 // The same as a group that is not submitted, for Pending.

@@ -233,7 +233,7 @@ TEST(Convert, RoundsAFloatToTheNearestBf16AndOfTwoToTheEvenOne) {
       }
       const uint32_t towards_zero = floats[i] >> 16;
       const double below = float_of(towards_zero << 16);
-      // Behind the largest number follows one that is too large. Half the way there rounds to infinity.
+      // One that is too large follows the largest number. Half the way there rounds to infinity.
       const bool is_largest = (towards_zero & 0x7FFF) == 0x7F7F;
       const double above = is_largest ? std::copysign(std::ldexp(1.0, 128), exact) : float_of((towards_zero + 1) << 16);
       const double to_below = std::abs(exact - below), to_above = std::abs(above - exact);
