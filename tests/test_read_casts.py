@@ -23,7 +23,7 @@ some = settings(max_examples=60, deadline=None, suppress_health_check=[HealthChe
 
 
 def any_values(dtype, count, seed):
-    """Return numbers of every kind, also NaNs, infinities and those with few bits."""
+    """Return numbers of every kind, also NaNs, infinities and subnormal ones."""
     bits = np.random.default_rng(seed).integers(0, 1 << (8 * dtype.itemsize), count, f"u{dtype.itemsize}")
     return torch.from_numpy(bits).view(dtype)
 
@@ -104,8 +104,8 @@ def test_floats_beside_each_middle_of_two_numbers_are_rounded_as_torch_rounds_th
     assert_cast(gdsdata.load(tmp_path / "x.safetensors", dtype=wanted)["x"], state["x"], wanted)
 
 
-def test_small_numbers_remain_where_torch_takes_them_for_zero(tmp_path):
-    numbers = torch.arange(1, 1024).to(torch.uint16).view(torch.float16)  # all with fewer bits than usual
+def test_subnormal_numbers_remain_where_torch_takes_them_for_zero(tmp_path):
+    numbers = torch.arange(1, 1024).to(torch.uint16).view(torch.float16)  # all of them
     save_file({"x": numbers, "y": numbers.float()}, tmp_path / "x.safetensors")
     assert torch.set_flush_denormal(True)
     try:

@@ -19,13 +19,13 @@ template <typename Word>
   if constexpr (sizeof(Word) == 8) return __builtin_bswap64(word);
 }
 
-// Floating-point numbers are their bits here. Arithmetic has no f32 with fewer bits than usual, for
-// which a program may ask the processor to take zero.
+// Floating-point numbers are their bits here. The arithmetic is right also in a program that has
+// the processor take a subnormal f32 for zero.
 constexpr uint32_t kF32Sign = 0x80000000, kF32Infinity = 0x7F800000;
-// An f16 has 5 bits of exponent and 10 of mantissa, an f32 has 8 and 23. So their exponents differ
-// by 112. An f16 below 2^-14 has fewer bits than usual.
-constexpr uint32_t kExponents = 112 << 23, kLeastUsual = kExponents + (1 << 23);
-constexpr float kLeastUsualNumber = 0x1p-14F;
+// An f16 has 5 bits of exponent and 10 of mantissa, an f32 has 8 and 23. The biases of their
+// exponents differ by 112. An f16 below 2^-14 is subnormal.
+constexpr uint32_t kBiasDifference = 112 << 23, kLeastNormal = kBiasDifference + (1 << 23);
+constexpr float kLeastNormalNumber = 0x1p-14F;
 
 [[gnu::always_inline]] inline float number_of(uint32_t f32) { return std::bit_cast<float>(f32); }
 [[gnu::always_inline]] inline uint32_t f32_of(float number) { return std::bit_cast<uint32_t>(number); }
@@ -41,10 +41,10 @@ constexpr float kLeastUsualNumber = 0x1p-14F;
 [[gnu::always_inline]] inline uint32_t f32_of_bf16(uint16_t bf16) { return static_cast<uint32_t>(bf16) << 16; }
 
 [[gnu::always_inline]] inline uint32_t f32_of_f16(uint16_t f16) {
-  constexpr uint32_t kShifted = 0x7FFF << 13, kShiftedInfinity = 0x7C00 << 13, kShiftedUsual = 1 << 23;
+  constexpr uint32_t kShifted = 0x7FFF << 13, kShiftedInfinity = 0x7C00 << 13, kShiftedNormal = 1 << 23;
   const uint32_t shifted = (static_cast<uint32_t>(f16) << 13) & kShifted;
-  const uint32_t small = f32_of(number_of(shifted + kLeastUsual) - kLeastUsualNumber);
-  const uint32_t finite = shifted < kShiftedUsual ? small : shifted + kExponents;
+  const uint32_t subnormal = f32_of(number_of(shifted + kLeastNormal) - kLeastNormalNumber);
+  const uint32_t finite = shifted < kShiftedNormal ? subnormal : shifted + kBiasDifference;
   const uint32_t magnitude = shifted >= kShiftedInfinity ? shifted | kF32Infinity : finite;
   return magnitude | (static_cast<uint32_t>(f16) & 0x8000) << 16;
 }
@@ -53,10 +53,10 @@ constexpr float kLeastUsualNumber = 0x1p-14F;
   constexpr uint32_t kTooLarge = 0x47800000;  // 2^16
   constexpr uint32_t kInfinity = 0x7C00, kQuietNan = 0x7E00;
   const uint32_t magnitude = f32 & ~kF32Sign;
-  const uint32_t usual = (magnitude - kExponents + 0xFFF + ((magnitude >> 13) & 1)) >> 13;
-  // The last bit of a sum with 1/2 is worth 2^-24, as that of the small numbers of an f16.
-  const uint32_t small = f32_of(number_of(magnitude) + 0.5F) - f32_of(0.5F);
-  const uint32_t finite = magnitude < kLeastUsual ? small : usual;
+  const uint32_t normal = (magnitude - kBiasDifference + 0xFFF + ((magnitude >> 13) & 1)) >> 13;
+  // The last bit of a sum with 1/2 is worth 2^-24, as that of a subnormal f16.
+  const uint32_t subnormal = f32_of(number_of(magnitude) + 0.5F) - f32_of(0.5F);
+  const uint32_t finite = magnitude < kLeastNormal ? subnormal : normal;
   const uint32_t other = magnitude > kF32Infinity ? kQuietNan : kInfinity;
   return static_cast<uint16_t>((magnitude >= kTooLarge ? other : finite) | (f32 & kF32Sign) >> 16);
 }

@@ -15,7 +15,7 @@ enum class Conversion : uint8_t {
   kI16ToI64,
   kI32ToI64,
   kU32ToI64,
-  kF32ToF16,  // floating-point numbers are rounded to the nearest one, or to the even one of two
+  kF32ToF16,  // these six round to nearest, ties to even
   kF32ToBf16,
   kF16ToF32,
   kF16ToBf16,

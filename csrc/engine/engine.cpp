@@ -190,6 +190,9 @@ void Engine::submit(std::shared_ptr<Group> group, bool helped) {
                        " and does not work in its forked child; make the data set or engine in the child, or start "
                        "workers with the 'spawn' method"});
   }
+  if (group->request().conversion != Conversion::kNone && group->request().checksum != Checksum::kNone) {
+    throw Failure({ErrorCode::kInvalidArgument, "a read that converts elements has no checksums"});
+  }
   const bool host_addressable = device()->host_addressable();
   try {
     std::vector<Segment> segments;

@@ -35,8 +35,8 @@ struct GroupRequest {
   Priority priority = Priority::kTraining;
   bool patient = false;  // no caller waits for it soon: wake at most one worker
   Events before;         // device memory is accessed only after these
-  // The kind of each transfer's checksum, before conversion. All bytes then pass through host
-  // memory. Writes accept only kCrc32.
+  // The kind of each transfer's checksum. It is of the bytes in memory, so there is none with a
+  // conversion. All bytes then pass through host memory. Writes accept only kCrc32.
   Checksum checksum = Checksum::kNone;
   // Called once, when all transfers have ended, by the worker that ended the last one. It is
   // released then, so what it holds lives as long as the group is in flight. Must not block or

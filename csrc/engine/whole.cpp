@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "base/durable.h"
-#include "base/error.h"
 
 namespace gdsdata {
 
@@ -23,9 +22,6 @@ std::shared_ptr<Group> group_of(Direction direction, std::shared_ptr<FileTable> 
 Moved move(Engine& engine, Direction direction, std::shared_ptr<FileTable> files, std::vector<Transfer> transfers,
            Conversion conversion, bool with_checksums, const Caller& caller) {
   const auto group = group_of(direction, std::move(files), std::move(transfers), caller);
-  if (with_checksums && conversion != Conversion::kNone) {
-    throw Failure({ErrorCode::kInvalidArgument, "a read that converts elements has no checksums"});
-  }
   group->edit().conversion = conversion;
   group->edit().checksum = with_checksums ? Checksum::kCrc32 : Checksum::kNone;
   engine.run(group, caller.poll, caller.stall_timeout);

@@ -37,7 +37,7 @@ class Extents:
     def add(self, name: Path, record: Record, offset: int, target: torch.Tensor, size_bytes: int | None = None) -> None:
         """Add a read from ``offset`` in a record on that fills a tensor without gaps.
 
-        The size is that in the file. The default is that of ``target``.
+        ``size_bytes`` is its size in the file. The default is its size in memory.
         """
         size_bytes = target.nbytes if size_bytes is None else size_bytes
         self.names.append(name)

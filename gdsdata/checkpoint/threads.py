@@ -19,6 +19,7 @@ from gdsdata.errors import IoError
 from gdsdata.io.captures import stay_beside_captures
 
 T = TypeVar("T")
+ErrorT = TypeVar("ErrorT", bound=BaseException)
 
 _Calls = queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
 
@@ -162,7 +163,7 @@ def _make_calls(calls: _Calls) -> None:
         del result
 
 
-def without_traceback(error: BaseException) -> BaseException:
+def without_traceback(error: ErrorT) -> ErrorT:
     """Return an error without its traceback, whose frames keep all that they use."""
     try:
         return copy.copy(error)

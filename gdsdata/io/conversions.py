@@ -17,7 +17,7 @@ _FLOATS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 def conversion_between(stored: torch.dtype, wanted: torch.dtype) -> str | None:
     """Return the conversion that casts one floating-point dtype to another, if there is one.
 
-    Values are those of ``Tensor.to``. Which NaN becomes which is not said, there and here.
+    Values are those of ``Tensor.to``. A NaN stays one, but its bits may be others.
     """
     if stored == wanted or stored not in _FLOATS or wanted not in _FLOATS:
         return None

@@ -7,7 +7,6 @@ torch.distributed.checkpoint.
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import io
 import itertools
@@ -34,6 +33,7 @@ from gdsdata.checkpoint.open_file import OpenFile, missing
 from gdsdata.checkpoint.stored import Record, Stored
 from gdsdata.checkpoint.tensor_kinds import freed, is_freed
 from gdsdata.checkpoint.tensor_reader import TensorReader
+from gdsdata.checkpoint.threads import without_traceback
 from gdsdata.checkpoint.tree import first_device
 from gdsdata.checkpoint.urls import folder_name, is_url, last_part
 from gdsdata.errors import CorruptData, GdsdataError, RankLost
@@ -143,7 +143,7 @@ class GDSStorageReader(FileSystemReader):
                 return metadata
         except (GdsdataError, OSError, ImportError, AttributeError) as error:
             if kwargs.get("rank") is None:
-                self._error_of_all = copy.copy(error)  # without its frames
+                self._error_of_all = without_traceback(error)
             elif isinstance(error, FileNotFoundError) and self._error_of_all is not None:
                 # torch looks for metadata of this rank alone, which few checkpoints have. The first
                 # error says what is wrong.
